@@ -1,0 +1,46 @@
+# Everything here works on a fresh Debian 12 as root; see README.md.
+SHELL := /bin/bash
+export CGO_ENABLED := 0
+export GOFLAGS := -trimpath
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X abfleet/internal/api.Version=$(VERSION)
+WEB := internal/server/web
+FUZZTIME ?= 30s
+TESTFLAGS ?=
+
+.PHONY: build run test check bench faults soak fuzz experiment fresh clean deps web binaries peers
+
+build: web binaries
+
+binaries:
+	@mkdir -p bin
+	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+# The page and noVNC, bundled from npm packages into one folder that the
+# service embeds. Rebuilt only when a source or the lock file changed.
+web: $(WEB)/dist/index.html
+$(WEB)/dist/index.html: $(WEB)/package-lock.json $(wildcard $(WEB)/src/*) $(wildcard $(WEB)/*.mjs) $(wildcard $(WEB)/*.json)
+	cd $(WEB) && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
+	@touch $@
+
+# Debian packages that running and testing need; prints what it installs.
+deps:
+	go run ./tests/rig/cmd deps
+
+# The npm packages that only tests use: real MCP clients and peers.
+peers: tests/peers/node_modules/.package-lock.json
+tests/peers/node_modules/.package-lock.json: tests/peers/package-lock.json
+	cd tests/peers && npm ci --no-audit --no-fund --loglevel=error --ignore-scripts
+	@touch $@
+
+run: deps build
+	go run ./tests/rig/cmd run
+
+check: web
+	@out=$$(gofmt -l cmd internal runtime tests units); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	CGO_ENABLED=1 go test -race -short -timeout 10m $$(go list ./internal/... ./runtime/... ./tests/conformance/...)
+
+test: deps build peers
+	go test -timeout 20m $(TESTFLAGS) ./...

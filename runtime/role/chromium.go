@@ -1,0 +1,123 @@
+package role
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"abfleet/internal/fault"
+)
+
+// Chromium describes one browser.
+type Chromium struct {
+	Program       string // the browser itself, not the distribution's shell wrapper, which costs 0.15 s
+	Profile       string // user data directory
+	Display       int    // X display number
+	Authority     string // path of the Xauthority file
+	Width, Height int    // pixels; the window fills the screen
+	Home          string // the user's home directory
+	TempDir       string // private, on disk, at most 60 characters: Chromium adds 45 for a socket
+	Stealth       bool   // keep navigator.webdriver false
+	Restore       bool   // reopen the last session, which also keeps session cookies
+	URL           string // first page of a browser that restores nothing; about:blank when empty
+	WarningPolicy bool   // the managed policy that hides command-line warnings is installed
+}
+
+// disabledFeatures are switched off because each opens a bubble, a prompt or a
+// background download that a browser nobody installed by hand should not show.
+var disabledFeatures = []string{
+	"Translate", "MediaRouter", "OptimizationHints", "GlobalMediaControls", "ImprovedCookieControls",
+	"InterestFeedContentSuggestions", "DialMediaRouteProvider", "HttpsUpgrades", "AutofillServerCommunication",
+	"PasswordLeakDetection", "PrivacySandboxSettings4", "ChromeWhatsNewUI",
+}
+
+// Args returns the command line. --no-sandbox is never part of it.
+func (c Chromium) Args() []string {
+	url := c.URL
+	if url == "" {
+		url = "about:blank"
+	}
+	args := []string{
+		c.Program,
+		"--user-data-dir=" + c.Profile,
+		"--remote-debugging-pipe",
+		"--password-store=basic",
+		"--no-first-run", "--no-default-browser-check",
+		"--ozone-platform=x11",
+		"--window-position=0,0", fmt.Sprintf("--window-size=%d,%d", c.Width, c.Height),
+		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
+		"--disable-breakpad", "--disable-dev-shm-usage", "--metrics-recording-only", "--no-pings",
+		"--hide-crash-restore-bubble", "--disable-search-engine-choice-screen",
+		"--disable-features=" + strings.Join(disabledFeatures, ","),
+	}
+	if c.Stealth {
+		args = append(args, "--disable-blink-features=AutomationControlled")
+		if !c.WarningPolicy {
+			args = append(args, "--test-type")
+		}
+	}
+	if c.Restore {
+		args = append(args, "--restore-last-session")
+		if c.URL == "" {
+			return args
+		}
+	}
+	return append(args, "--", url)
+}
+
+// Env returns the whole environment of the role. Both bus addresses are
+// disabled: with the session bus Chromium moves itself into a scope of its
+// own, and with the system bus it hears logind's shutdown signal and quits
+// uncleanly before its holder is told to close it.
+func (c Chromium) Env() []string {
+	return []string{
+		"HOME=" + c.Home,
+		"PATH=/usr/local/bin:/usr/bin:/bin",
+		"LANG=C.UTF-8",
+		"DISPLAY=:" + strconv.Itoa(c.Display),
+		"XAUTHORITY=" + c.Authority,
+		"TMPDIR=" + c.TempDir,
+		"DBUS_SESSION_BUS_ADDRESS=disabled:",
+		"DBUS_SYSTEM_BUS_ADDRESS=disabled:",
+		"NO_AT_BRIDGE=1",
+	}
+}
+
+// CheckUserNamespaces starts helper in a new user namespace. Chromium's
+// sandbox needs one; where the kernel or a sandbox around the service denies
+// it, starting is refused rather than the sandbox given up.
+func CheckUserNamespaces(ctx context.Context, helper string) error {
+	cmd := exec.CommandContext(ctx, helper, "--version")
+	cmd.Env = []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+	}
+	err := cmd.Run()
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		return fault.New(fault.UserNamespacesDenied, "start session browser",
+			"allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns) and remove RestrictNamespaces= from the service; `abfleet doctor` names the knob",
+			"no user namespace for Chromium's sandbox: %w", err)
+	}
+	return nil
+}
+
+// CheckProgram reports a missing program with the package that brings it.
+func CheckProgram(path, pkg string) error {
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fault.New(fault.ProgramMissing, "start session browser", "install it: apt-get install "+pkg, "no program %s: %w", path, err)
+	case st.IsDir() || st.Mode()&0o111 == 0:
+		return fault.New(fault.ProgramMissing, "start session browser", "install it again: apt-get install --reinstall "+pkg, "%s is not executable", path)
+	}
+	return nil
+}
