@@ -1,0 +1,137 @@
+package stack
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"abfleet/internal/cdp"
+	"abfleet/internal/config"
+	"abfleet/internal/fleet"
+	"abfleet/tests/rig"
+)
+
+// inRig marks the copy of this test binary that runs inside the rig, as the
+// normal user.
+const inRig = "ABF_IN_RIG"
+
+// TestInRig runs every other test of the package inside a private systemd.
+func TestInRig(t *testing.T) {
+	if os.Getenv(inRig) != "" {
+		t.Skip("already inside")
+	}
+	if testing.Short() {
+		t.Skip("boots a rig and real browsers; run without -short")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	build := exec.Command("go", "build", "-o", bin, "abfleet/cmd/abfleet-role")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	r := rig.BootTest(t, rig.Options{Name: "stack", Binds: map[string]string{exe: "/opt/abfleet/stack.test", bin: rig.BinDir}})
+	cmd := r.User(t.Context(), "/opt/abfleet/stack.test", "-test.v", "-test.run="+os.Getenv("ABF_RUN"))
+	cmd.Env = append(cmd.Env, inRig+"=1")
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		journal, _ := r.Journal(t.Context(), "-n", "60", "--no-pager", "-o", "cat")
+		t.Fatalf("inside the rig: %v\n%s", err, journal)
+	}
+}
+
+func inside(t *testing.T) {
+	t.Helper()
+	if os.Getenv(inRig) == "" {
+		t.Skip("runs inside the rig, through TestInRig")
+	}
+}
+
+type world struct {
+	*Runtime
+	t   *testing.T
+	cfg *config.Config
+}
+
+func newWorld(t *testing.T) *world {
+	inside(t)
+	home := filepath.Join(os.Getenv("HOME"), strings.ToLower(t.Name()))
+	file := filepath.Join(t.TempDir(), "config.toml")
+	err := os.WriteFile(file, []byte("home = \""+home+"\"\ntmp_dir=\""+os.Getenv("HOME")+"/t\"\n[programs]\nrole_helper = \""+rig.BinDir+"/abfleet-role\"\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(file, os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(t.Context(), cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return &world{Runtime: r, t: t, cfg: cfg}
+}
+
+func (w *world) start(instance string, profile string) fleet.Evidence {
+	w.t.Helper()
+	if err := w.CreateProfile(w.t.Context(), profile); err != nil {
+		w.t.Fatal(err)
+	}
+	begin := time.Now()
+	ev, err := w.Start(w.t.Context(), fleet.StartRequest{Instance: instance, Generation: 1, Profile: profile, URL: "about:blank", Session: "s", Identity: "i",
+		Record: func(context.Context, fleet.Evidence) error { return nil }})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("start took %s", time.Since(begin))
+	return ev
+}
+
+// TestStartStop protects the whole path of one Stack.
+func TestStartStop(t *testing.T) {
+	w := newWorld(t)
+	ev := w.start("aaaaaaaaaa", w.cfg.TemplateDir("identity-1"))
+	obs, err := w.Observe(t.Context(), ev)
+	if err != nil || obs.State != fleet.Controllable {
+		t.Fatalf("observe: %+v %v", obs, err)
+	}
+	conn, err := w.OpenCDP(t.Context(), ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cdp.New(conn)
+	var version struct{ Product string }
+	if err := c.Root().Call(t.Context(), "Browser.getVersion", nil, &version); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	v, err := w.OpenViewer(t.Context(), ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	banner := make([]byte, 12)
+	if _, err := io.ReadFull(v.Conn, banner); err != nil || len(v.Password) != 8 {
+		t.Fatalf("viewer: %q %q %v", banner, v.Password, err)
+	}
+	v.Conn.Close()
+	begin := time.Now()
+	report, err := w.Stop(t.Context(), ev, "test")
+	if err != nil || !report.Clean {
+		t.Fatalf("stop: %+v %v", report, err)
+	}
+	t.Logf("stop took %s: %s", time.Since(begin), report.Detail)
+	if obs, err := w.Observe(t.Context(), ev); err != nil || obs.State != fleet.Stopped {
+		t.Fatalf("observe after stop: %+v %v", obs, err)
+	}
+}

@@ -1,0 +1,361 @@
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"abfleet/internal/cdp"
+	"abfleet/internal/fault"
+	"abfleet/internal/fleet"
+	"abfleet/internal/safefs"
+	"abfleet/runtime/holder"
+	"abfleet/runtime/profile"
+	"abfleet/runtime/proof"
+	"abfleet/runtime/role"
+	"abfleet/runtime/unit"
+)
+
+// cleanupTimeout bounds the proven cleanup after a failed start; it has its
+// own time because the start's deadline may be what failed.
+const cleanupTimeout = 30 * time.Second
+
+// displayTries is how many display numbers one start goes through when other
+// X servers take them first.
+const displayTries = 32
+
+// Start brings up the Stack of req and returns once the browser is proven ours
+// and answers. A failure is a *fleet.StartError that says whether its cleanup
+// was proven.
+func (r *Runtime) Start(ctx context.Context, req fleet.StartRequest) (fleet.Evidence, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.StartTimeout, fault.New(fault.Timeout, "start session browser",
+		"try again; if it persists, see `journalctl --user -u '"+r.cfg.UnitPrefix+"*'` and `abfleet doctor`", "not ready within %s", r.cfg.StartTimeout))
+	defer cancel()
+
+	s := &starting{Runtime: r, req: req, files: r.files(req.Instance), ev: evidence{
+		Instance: req.Instance, Generation: req.Generation, Key: newKey(), Profile: req.Profile,
+	}}
+	if err := s.admit(ctx); err != nil {
+		return nil, &fleet.StartError{Confirmed: true, Err: err}
+	}
+	err := s.run(ctx)
+	if err == nil {
+		return s.ev.encode(), nil
+	}
+	if cause := context.Cause(ctx); cause != nil && ctx.Err() != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w (while %w)", cause, err)
+	}
+	cctx, ccancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer ccancel()
+	_, cleanup := r.Stop(cctx, s.ev.encode(), "start failed")
+	if cleanup != nil {
+		r.log.Error("cannot clean up after a failed start", "ABF_INSTANCE", req.Instance, "err", cleanup)
+		err = errors.Join(err, cleanup)
+	}
+	return s.ev.encode(), &fleet.StartError{Confirmed: cleanup == nil, Err: err}
+}
+
+// starting is the state of one Start.
+type starting struct {
+	*Runtime
+	req   fleet.StartRequest
+	files files
+	ev    evidence
+}
+
+// admit refuses, before anything is spawned, what would only fail later and
+// less clearly.
+func (s *starting) admit(ctx context.Context) error {
+	for _, p := range []struct{ path, pkg string }{
+		{s.cfg.Chromium, "chromium"}, {s.cfg.Xvnc, "tigervnc-standalone-server"}, {s.cfg.RoleHelper, "abfleet"},
+	} {
+		if err := role.CheckProgram(p.path, p.pkg); err != nil {
+			return err
+		}
+	}
+	if err := role.CheckUserNamespaces(ctx, s.cfg.RoleHelper); err != nil {
+		return err
+	}
+	if pid, what, held := proof.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
+		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
+			"its Profile is held by %s (pid %d)", what, pid)
+	}
+	return nil
+}
+
+func (s *starting) run(ctx context.Context) error {
+	// Leftovers of an earlier generation go first, and only against proof
+	// that nothing of it lives.
+	if _, err := s.verifier.Vacant(ctx, s.claim(evidence{Instance: s.req.Instance, Profile: s.req.Profile})); err != nil {
+		return fmt.Errorf("the last run of this browser is not proven ended: %w", err)
+	}
+	if err := profile.Remove(ctx, s.files.dir); err != nil {
+		return err
+	}
+	for _, dir := range []string{s.files.dir, s.tempDir(s.req.Instance)} {
+		if err := safefs.EnsureDir(dir); err != nil {
+			return err
+		}
+	}
+	if err := safefs.WriteFile(s.files.root(), []byte(s.req.Instance+"\n"), 0o400); err != nil {
+		return err
+	}
+
+	cloned := make(chan error, 1)
+	go func() { cloned <- s.prepareProfile(ctx) }()
+	displayErr := s.startDisplay(ctx)
+	if err := errors.Join(displayErr, <-cloned); err != nil {
+		return err
+	}
+	return s.startChromium(ctx)
+}
+
+// prepareProfile makes the Profile out of the Template Snapshot where it does
+// not exist yet.
+func (s *starting) prepareProfile(ctx context.Context) error {
+	if s.req.CloneFrom != "" {
+		if _, err := os.Lstat(s.req.Profile); errors.Is(err, os.ErrNotExist) {
+			if err := safefs.EnsureDir(filepath.Dir(s.req.Profile)); err != nil {
+				return err
+			}
+			_, err := profile.Clone(ctx, s.req.CloneFrom, s.req.Profile)
+			return err
+		}
+	}
+	return safefs.CheckPrivate(s.req.Profile)
+}
+
+// spawn starts one role blocked, scopes it, records it and lets it go. The
+// caller's adopt stores the generation in the evidence.
+func (s *starting) spawn(ctx context.Context, scope unit.Scope, base proof.Generation, spec holder.Spec, adopt func(proof.Generation)) (*holder.Spawned, error) {
+	child, err := holder.Spawn(ctx, s.cfg.RoleHelper)
+	if err != nil {
+		return nil, fmt.Errorf("spawn %s: %w", base.Role, err)
+	}
+	released := false
+	defer func() {
+		if !released {
+			child.Abort()
+		}
+	}()
+	scope.PID, scope.Slice = child.PID(), s.slice(s.req.Instance)
+	info, err := s.units.StartScope(ctx, scope)
+	if err != nil {
+		return nil, fmt.Errorf("scope for %s: %w", base.Role, err)
+	}
+	base.Instance, base.Number, base.Root = s.req.Instance, s.req.Generation, s.files.root()
+	gen, err := proof.Capture(info, child.PID(), base)
+	if err != nil {
+		return nil, err
+	}
+	if err := proof.WritePidfile(s.files.pidfile(base.Role), gen); err != nil {
+		return nil, err
+	}
+	adopt(gen)
+	if err := s.record(ctx); err != nil {
+		return nil, err
+	}
+	spec.Role, spec.Instance, spec.Generation, spec.Unit = base.Role, s.req.Instance, s.req.Generation, info.Name
+	spec.RootFile, spec.Journal = s.files.root(), journalStream
+	spec.Labels = map[string]string{
+		"ABF_ROLE": base.Role, "ABF_INSTANCE": s.req.Instance, "ABF_GENERATION": strconv.FormatUint(s.req.Generation, 10),
+		"ABF_SESSION": s.req.Session, "ABF_IDENTITY": s.req.Identity,
+	}
+	released = true
+	if err := child.Release(spec); err != nil {
+		return child, fmt.Errorf("release %s: %w", base.Role, err)
+	}
+	if err := child.Ready(ctx); err != nil {
+		return child, roleFailure(base.Role, err)
+	}
+	return child, nil
+}
+
+func (s *starting) record(ctx context.Context) error {
+	if s.req.Record == nil {
+		return nil
+	}
+	return s.req.Record(ctx, s.ev.encode())
+}
+
+func (s *starting) startDisplay(ctx context.Context) error {
+	password := role.NewVNCPassword()
+	cookie := role.NewCookie()
+	if err := safefs.WriteFile(s.files.password(), role.VNCPasswordFile(password), 0o600); err != nil {
+		return err
+	}
+	number := 0
+	var last error
+	for try := range displayTries {
+		var err error
+		if number, err = s.takeDisplay(number); err != nil {
+			return err
+		}
+		last = s.tryDisplay(ctx, number, try, cookie)
+		s.releaseDisplay(number)
+		if last == nil || ctx.Err() != nil || !errors.Is(last, errDied) {
+			return last
+		}
+		// The server ended at once: another one got the number first. Its
+		// scope is empty by now, and the next try has a name of its own.
+		s.ev.Display = nil
+	}
+	return fmt.Errorf("%w after %d tries: %w", errNoDisplay, displayTries, last)
+}
+
+func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byte) error {
+	d := role.Display{
+		Program: s.cfg.Xvnc, Number: number, Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight,
+		Name: "Shared Control", Authority: s.files.authority(), PasswordFile: s.files.password(),
+		RFBSocket: s.files.rfb(), Home: s.files.dir,
+	}
+	if err := safefs.WriteFile(s.files.authority(), role.Authority(number, cookie), 0o600); err != nil {
+		return err
+	}
+	name := s.scope(s.req.Instance, role.NameDisplay, s.req.Generation)
+	if try > 0 {
+		name = fmt.Sprintf("%s-%s-%s-%dr%d.scope", s.cfg.UnitPrefix, s.req.Instance, role.NameDisplay, s.req.Generation, try)
+	}
+	child, err := s.spawn(ctx, unit.Scope{
+		Name: name, Description: "Session Browser display", KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
+	}, proof.Generation{Role: role.NameDisplay, Display: number, Sockets: []string{s.files.rfb()}},
+		holder.Spec{Args: d.Args(), Env: d.Env(), Dir: s.files.dir},
+		func(g proof.Generation) { s.ev.Display = &g })
+	if err != nil {
+		if child != nil && isDone(child.Done()) {
+			return fmt.Errorf("%w: %w", errDied, err)
+		}
+		return err
+	}
+	err = await(ctx, s.files.dir, child.Done(), func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb()) })
+	if err != nil {
+		return fmt.Errorf("display: %w", err)
+	}
+	if err := role.XReady(ctx, number, cookie); err != nil {
+		return fmt.Errorf("display: %w", err)
+	}
+	return nil
+}
+
+func (s *starting) startChromium(ctx context.Context) error {
+	restore, _ := profile.ExitedCleanly(s.req.Profile)
+	c := role.Chromium{
+		Program: s.cfg.Chromium, Profile: s.req.Profile, Display: s.ev.Display.Display, Authority: s.files.authority(),
+		Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight, Home: home(), TempDir: s.tempDir(s.req.Instance),
+		Stealth: s.cfg.Stealth, Restore: restore, URL: s.req.URL,
+	}
+	child, err := s.spawn(ctx, unit.Scope{
+		Name: s.scope(s.req.Instance, role.NameChromium, s.req.Generation), Description: "Session Browser",
+		Requires: []string{s.ev.Display.Unit}, After: []string{s.ev.Display.Unit},
+		// SIGWINCH does nothing to a process that does not ask for it, and
+		// the holder turns it into a clean close; SIGTERM would lose up to
+		// 30 s of cookies.
+		KillSignal: syscall.SIGWINCH, TimeoutStop: s.cfg.StopTimeout,
+	}, proof.Generation{Role: role.NameChromium, Profile: s.req.Profile, LockFile: s.req.Profile + ".lock", Display: s.ev.Display.Display, Sockets: []string{s.files.cdp()}},
+		holder.Spec{
+			Args: c.Args(), Env: c.Env(), Dir: home(), LockFile: s.req.Profile + ".lock", NoFile: browserNoFile,
+			Holder: &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit()},
+		},
+		func(g proof.Generation) { s.ev.Chromium = &g })
+	if err != nil {
+		return err
+	}
+	var conn net.Conn
+	var hello holder.Hello
+	err = await(ctx, s.files.dir, child.Done(), func(ctx context.Context) error {
+		var err error
+		conn, hello, err = holder.Dial(ctx, s.files.cdp(), s.ev.Key)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("%w: %w", role.ErrNotReady, err)
+		}
+		return err
+	})
+	if err != nil {
+		return s.browserFailure(err)
+	}
+	client := cdp.New(conn)
+	defer client.Close()
+	if err := waitPage(ctx, client); err != nil {
+		return s.browserFailure(err)
+	}
+
+	live, err := s.verifier.Live(ctx, *s.ev.Chromium)
+	if err != nil {
+		return err
+	}
+	defer live.Close()
+	browser, err := s.verifier.Browser(ctx, live, hello.BrowserPID)
+	if err != nil {
+		return err
+	}
+	gen := live.Generation()
+	gen.Browser = &browser
+	if err := proof.WritePidfile(s.files.pidfile(role.NameChromium), gen); err != nil {
+		return err
+	}
+	s.ev.Chromium, s.ev.Ready = &gen, true
+	return s.record(ctx)
+}
+
+// browserFailure adds how the browser ended, if it left word.
+func (s *starting) browserFailure(err error) error {
+	if exit, xerr := holder.ReadExit(s.files.exit()); xerr == nil {
+		return fmt.Errorf("browser: %w (%s)", err, describe(exit))
+	}
+	return fmt.Errorf("browser: %w", err)
+}
+
+// waitPage returns when the browser answers and shows its first page.
+func waitPage(ctx context.Context, c *cdp.Conn) error {
+	root := c.Root()
+	events := c.Subscribe(cdp.Filter{Session: root, Methods: []string{"Target.targetCreated", "Target.targetInfoChanged"}})
+	defer events.Close()
+	if err := root.Call(ctx, "Target.setDiscoverTargets", map[string]any{"discover": true}, nil); err != nil {
+		return err
+	}
+	for {
+		ev, err := events.Next(ctx)
+		if err != nil {
+			return err
+		}
+		var target struct {
+			TargetInfo struct {
+				Type string `json:"type"`
+			} `json:"targetInfo"`
+		}
+		if err := json.Unmarshal(ev.Params, &target); err != nil {
+			return err
+		}
+		if target.TargetInfo.Type == "page" {
+			return nil
+		}
+	}
+}
+
+func (r *Runtime) dialHolder(ctx context.Context, e evidence) (net.Conn, error) {
+	conn, hello, err := holder.Dial(ctx, r.files(e.Instance).cdp(), e.Key)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.BrowserNotControllable, "reach browser", "it is started again on its next use")
+	}
+	if hello.Generation != e.Generation || e.Chromium.Browser == nil || hello.BrowserPID != e.Chromium.Browser.PID {
+		conn.Close()
+		return nil, fault.New(fault.BrowserNotControllable, "reach browser", "it is started again on its next use", "another generation answers on its socket")
+	}
+	return conn, nil
+}
+
+func isDone(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

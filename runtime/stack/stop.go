@@ -1,0 +1,172 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"abfleet/internal/fault"
+	"abfleet/internal/fleet"
+	"abfleet/runtime/holder"
+	"abfleet/runtime/proof"
+	"abfleet/runtime/unit"
+)
+
+// holderCloseWait is how long the holder's own escalation may take: the clean
+// close, the closing of the debugging socket, TERM and KILL.
+const holderCloseWait = 18 * time.Second
+
+// Stop ends the Stack and proves it: Browser.close first, TERM and KILL only
+// by pidfd and only against fresh proof, and success only once nothing of the
+// Stack is left. reason is recorded with the browser's end.
+func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (fleet.StopReport, error) {
+	e, err := decode(ev)
+	if err != nil {
+		return fleet.StopReport{}, err
+	}
+	report := fleet.StopReport{Clean: true}
+	var errs []error
+	if e.Chromium != nil {
+		clean, detail, err := r.stopBrowser(ctx, e, reason)
+		report.Clean, report.Detail = clean, detail
+		errs = append(errs, err)
+	}
+	if e.Display != nil {
+		errs = append(errs, r.stopRole(ctx, *e.Display, killOrder))
+	}
+	vacant, err := r.vacate(ctx, e)
+	if err != nil {
+		return report, fault.Wrap(errors.Join(append(errs, err)...), fault.BrowserStopUnproven, "stop browser",
+			"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
+	}
+	_ = vacant
+	return report, r.clearInstance(ctx, e)
+}
+
+// stopBrowser closes the browser cleanly through its holder and escalates by
+// pidfd if that does not end it.
+func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (clean bool, detail string, err error) {
+	live, err := r.verifier.Live(ctx, *e.Chromium)
+	if err == nil {
+		defer live.Close()
+		wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+		if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
+			// The socket may be gone while the holder lives; the signal
+			// asks for the same.
+			if serr := live.Signal(wctx, syscall.SIGWINCH); serr != nil && !isGone(serr) {
+				err = errors.Join(cerr, serr)
+			}
+		}
+		werr := live.Wait(wctx)
+		cancel()
+		if werr != nil {
+			err = errors.Join(err, r.escalate(ctx, live))
+		}
+	} else if isGone(err) || errors.Is(err, unit.ErrNotLoaded) {
+		err = nil
+	} else {
+		// The leader may be gone while the browser member lives on: its
+		// socket closed with the leader, so it is ending by itself.
+		err = r.stopOrphan(ctx, *e.Chromium, err)
+	}
+	exit, xerr := holder.ReadExit(r.files(e.Instance).exit())
+	switch {
+	case xerr == nil && exit.Generation == e.Generation:
+		return exit.Clean, describe(exit), err
+	default:
+		return false, "the browser left no exit record", err
+	}
+}
+
+// stopOrphan waits for the rest of a scope whose leader is gone.
+func (r *Runtime) stopOrphan(ctx context.Context, g proof.Generation, cause error) error {
+	wctx, cancel := context.WithTimeout(ctx, termWait)
+	defer cancel()
+	if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(wctx); err == nil {
+		return nil
+	}
+	return cause
+}
+
+// escalate ends a browser that the clean close did not end.
+func (r *Runtime) escalate(ctx context.Context, live *proof.Live) error {
+	for _, sig := range killOrder {
+		if err := live.SignalBrowser(ctx, sig); err != nil && !isGone(err) {
+			return err
+		}
+		wctx, cancel := context.WithTimeout(ctx, termWait)
+		err := live.Wait(wctx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+	}
+	// The holder itself does not end: it is the leader, so proof still holds.
+	return live.Signal(ctx, syscall.SIGKILL)
+}
+
+// stopRole ends a role that has no clean close of its own.
+func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []syscall.Signal) error {
+	live, err := r.verifier.Live(ctx, g)
+	if err != nil {
+		if isGone(err) || errors.Is(err, unit.ErrNotLoaded) {
+			return nil
+		}
+		return err
+	}
+	defer live.Close()
+	for _, sig := range signals {
+		if err := live.Signal(ctx, sig); err != nil {
+			if isGone(err) {
+				return nil
+			}
+			return err
+		}
+		wctx, cancel := context.WithTimeout(ctx, termWait)
+		err = live.Wait(wctx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s survives SIGKILL", g.Role)
+}
+
+// vacate proves the Stack gone. What is left in a scope of ours after its
+// leader ended is stopped through the manager first: StopUnit is the last
+// resort, and only for the very invocation that was recorded.
+func (r *Runtime) vacate(ctx context.Context, e evidence) (*proof.Vacant, error) {
+	for _, g := range []*proof.Generation{e.Chromium, e.Display} {
+		if g == nil {
+			continue
+		}
+		wctx, cancel := context.WithTimeout(ctx, termWait)
+		err := unit.Cgroup{Path: g.Cgroup}.WaitEmpty(wctx)
+		cancel()
+		if err == nil {
+			continue
+		}
+		if err := r.verifier.StopUnit(ctx, *g); err != nil {
+			return nil, err
+		}
+	}
+	return r.verifier.Vacant(ctx, r.claim(e))
+}
+
+// describe says in one line how a browser ended.
+func describe(x holder.Exit) string {
+	how := fmt.Sprintf("exit code %d", x.Code)
+	if x.Signal != "" {
+		how = x.Signal
+	}
+	text := fmt.Sprintf("ended with %s, asked by %s", how, x.Trigger)
+	if x.Trigger == holder.TriggerBrowser {
+		text = "ended by itself with " + how
+	}
+	if x.OOMKills > 0 {
+		text += fmt.Sprintf(", %d out-of-memory kills", x.OOMKills)
+	}
+	return text
+}

@@ -1,0 +1,172 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"image"
+	"image/png"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"abfleet/internal/cdp"
+)
+
+// person is somebody at a desk: a Chromium of their own inside the rig, in
+// which the viewer page is opened and used with mouse and keyboard.
+type person struct {
+	t    *testing.T
+	ctx  context.Context
+	page *cdp.Session
+}
+
+// newPerson starts the person's browser. It is headless, sandboxed, and has
+// nothing to do with the fleet.
+func (w *world) newPerson() *person {
+	w.t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	w.check(err)
+	theirs, ours := os.NewFile(uintptr(fds[0]), "cdp"), os.NewFile(uintptr(fds[1]), "cdp")
+	cmd := w.User(w.t.Context(), "/usr/lib/chromium/chromium", "--headless=new", "--remote-debugging-pipe",
+		"--user-data-dir="+w.UserHome()+"/desk", "--no-first-run", "--password-store=basic", "--disable-gpu",
+		"--window-size=1400,1000", "--disable-background-networking", "about:blank")
+	cmd.Env = append(cmd.Env, "DBUS_SESSION_BUS_ADDRESS=disabled:", "DBUS_SYSTEM_BUS_ADDRESS=disabled:")
+	cmd.ExtraFiles = []*os.File{theirs, theirs}
+	w.check(cmd.Start())
+	theirs.Close()
+	conn, err := net.FileConn(ours)
+	w.check(err)
+	ours.Close()
+	c := cdp.New(conn)
+	w.t.Cleanup(func() {
+		c.Close()
+		cmd.Wait()
+	})
+
+	p := &person{t: w.t, ctx: w.t.Context()}
+	var created struct{ TargetID string }
+	w.check(c.Root().Call(p.ctx, "Target.createTarget", map[string]any{"url": "about:blank"}, &created))
+	var attached struct{ SessionID string }
+	w.check(c.Root().Call(p.ctx, "Target.attachToTarget", map[string]any{"targetId": created.TargetID, "flatten": true}, &attached))
+	p.page = c.Session(attached.SessionID)
+	p.call("Page.enable", nil, nil)
+	p.call("Emulation.setFocusEmulationEnabled", map[string]any{"enabled": true}, nil)
+	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": 1400, "height": 1000, "deviceScaleFactor": 1, "mobile": false}, nil)
+	return p
+}
+
+func (p *person) call(method string, params, result any) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, 30*time.Second)
+	defer cancel()
+	if err := p.page.Call(ctx, method, params, result); err != nil {
+		p.t.Fatalf("person: %s: %v", method, err)
+	}
+}
+
+func (p *person) open(url string) { p.call("Page.navigate", map[string]any{"url": url}, nil) }
+
+// eval runs an expression in the person's page, awaiting a promise.
+func (p *person) eval(expression string, result any) error {
+	ctx, cancel := context.WithTimeout(p.ctx, 60*time.Second)
+	defer cancel()
+	var out struct {
+		Result           struct{ Value json.RawMessage }
+		ExceptionDetails json.RawMessage
+	}
+	err := p.page.Call(ctx, "Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true}, &out)
+	if err != nil {
+		return err
+	}
+	if out.ExceptionDetails != nil {
+		return fmt.Errorf("%s", out.ExceptionDetails)
+	}
+	if result == nil || out.Result.Value == nil {
+		return nil
+	}
+	return json.Unmarshal(out.Result.Value, result)
+}
+
+// until waits for an expression to become true in the page, frame by frame.
+func (p *person) until(expression string) {
+	p.t.Helper()
+	err := p.eval(`new Promise((done, fail) => {
+		const end = performance.now() + 45000;
+		const look = () => {
+			try { if (`+expression+`) return done(true); } catch {}
+			if (performance.now() > end) return fail(new Error(document.body.innerText.slice(0, 300)));
+			requestAnimationFrame(look);
+		};
+		look();
+	})`, nil)
+	if err != nil {
+		os.WriteFile(os.TempDir()+"/abfleet-person.png", p.screenshotPNG(), 0o600)
+		p.t.Fatalf("person waits for %s: %v", expression, err)
+	}
+}
+
+func (p *person) click(x, y float64) {
+	for _, kind := range []string{"mouseMoved", "mousePressed", "mouseReleased"} {
+		params := map[string]any{"type": kind, "x": x, "y": y}
+		if kind != "mouseMoved" {
+			params["button"], params["clickCount"] = "left", 1
+		}
+		p.call("Input.dispatchMouseEvent", params, nil)
+	}
+}
+
+func (p *person) press(key string, code int, text string) {
+	down := map[string]any{"type": "keyDown", "key": key, "windowsVirtualKeyCode": code}
+	if len(key) == 1 {
+		c := key[0]
+		switch {
+		case c >= 'a' && c <= 'z':
+			down["code"] = "Key" + string(c-32)
+		case c >= '0' && c <= '9':
+			down["code"] = "Digit" + key
+		}
+	} else {
+		down["code"] = key
+	}
+	if text != "" {
+		down["text"] = text
+	}
+	p.call("Input.dispatchKeyEvent", down, nil)
+	delete(down, "text")
+	down["type"] = "keyUp"
+	p.call("Input.dispatchKeyEvent", down, nil)
+}
+
+func (p *person) typeText(text string) {
+	for _, c := range text {
+		code := int(c)
+		if c >= 'a' && c <= 'z' {
+			code -= 32
+		}
+		p.press(string(c), code, string(c))
+	}
+}
+
+func (p *person) screenshotPNG() []byte {
+	var shot struct{ Data string }
+	p.call("Page.captureScreenshot", map[string]any{"format": "png"}, &shot)
+	data, err := base64.StdEncoding.DecodeString(shot.Data)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return data
+}
+
+func (p *person) screenshot() image.Image {
+	img, err := png.Decode(bytes.NewReader(p.screenshotPNG()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return img
+}
