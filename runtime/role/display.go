@@ -50,7 +50,7 @@ func (d Display) Args() []string {
 		"-SecurityTypes", "VncAuth", "-PasswordFile", d.PasswordFile,
 		"-UseBlacklist=0", "-AlwaysShared", "-FrameRate", "30", "-AcceptSetDesktopSize=0",
 		"-nolisten", "local", "-nolisten", "tcp",
-		"-desktop", d.Name, "-dpms", "-s", "0", "-noreset",
+		"-desktop", d.Name, "-Log", "*:stderr:10", "-dpms", "-s", "0", "-noreset",
 	}
 }
 

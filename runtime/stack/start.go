@@ -96,6 +96,21 @@ func (s *starting) run(ctx context.Context) error {
 	if _, err := s.verifier.Vacant(ctx, s.claim(evidence{Instance: s.req.Instance, Profile: s.req.Profile})); err != nil {
 		return fmt.Errorf("the last run of this browser is not proven ended: %w", err)
 	}
+	if err := s.prepareDirs(ctx); err != nil {
+		return err
+	}
+	cloned := make(chan error, 1)
+	go func() { cloned <- s.prepareProfile(ctx) }()
+	displayErr := s.startDisplay(ctx)
+	if err := errors.Join(displayErr, <-cloned); err != nil {
+		return err
+	}
+	return s.startChromium(ctx)
+}
+
+// prepareDirs makes the instance's directories anew, and in them the file that
+// every role keeps open as evidence of where it belongs.
+func (s *starting) prepareDirs(ctx context.Context) error {
 	if err := profile.Remove(ctx, s.files.dir); err != nil {
 		return err
 	}
@@ -104,17 +119,7 @@ func (s *starting) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := safefs.WriteFile(s.files.root(), []byte(s.req.Instance+"\n"), 0o400); err != nil {
-		return err
-	}
-
-	cloned := make(chan error, 1)
-	go func() { cloned <- s.prepareProfile(ctx) }()
-	displayErr := s.startDisplay(ctx)
-	if err := errors.Join(displayErr, <-cloned); err != nil {
-		return err
-	}
-	return s.startChromium(ctx)
+	return safefs.WriteFile(s.files.root(), []byte(s.req.Instance+"\n"), 0o400)
 }
 
 // prepareProfile makes the Profile out of the Template Snapshot where it does

@@ -1,0 +1,359 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"abfleet/internal/cdp"
+	"abfleet/internal/fault"
+	"abfleet/internal/fleet"
+	"abfleet/runtime/proof"
+	"abfleet/runtime/role"
+	"abfleet/runtime/unit"
+)
+
+// session opens a CDP connection that ends with the test.
+func (w *world) session(ev fleet.Evidence) *cdp.Session {
+	w.t.Helper()
+	conn, err := w.OpenCDP(w.t.Context(), ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c := cdp.New(conn)
+	w.t.Cleanup(func() { c.Close() })
+	return c.Root()
+}
+
+func (w *world) setCookie(ev fleet.Evidence, value string) {
+	w.t.Helper()
+	err := w.session(ev).Call(w.t.Context(), "Storage.setCookies", map[string]any{"cookies": []map[string]any{{
+		"name": "login", "value": value, "domain": "site.example", "path": "/", "expires": time.Now().Add(24 * time.Hour).Unix(),
+	}}}, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) cookie(ev fleet.Evidence) string {
+	w.t.Helper()
+	var out struct {
+		Cookies []struct{ Name, Value string }
+	}
+	if err := w.session(ev).Call(w.t.Context(), "Storage.getCookies", nil, &out); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, c := range out.Cookies {
+		if c.Name == "login" {
+			return c.Value
+		}
+	}
+	return ""
+}
+
+func (w *world) restart(ev fleet.Evidence, generation uint64) fleet.Evidence {
+	w.t.Helper()
+	e, err := decode(ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := w.Stop(w.t.Context(), ev, "test"); err != nil {
+		w.t.Fatal(err)
+	}
+	ev, err = w.Start(w.t.Context(), fleet.StartRequest{Instance: e.Instance, Generation: generation, Profile: e.Profile})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return ev
+}
+
+// TestLoginSurvives protects the one thing users lose when a stop is wrong:
+// a cookie set just before it, whoever stops what.
+func TestLoginSurvives(t *testing.T) {
+	w := newWorld(t)
+	stops := map[string]func(e evidence) error{
+		"our own stop": func(e evidence) error { _, err := w.Stop(t.Context(), e.encode(), "test"); return err },
+		"systemctl stop of the slice": func(e evidence) error {
+			return exec.Command("systemctl", "--user", "stop", w.slice(e.Instance)).Run()
+		},
+		"systemctl stop of the display scope": func(e evidence) error {
+			return exec.Command("systemctl", "--user", "stop", e.Display.Unit).Run()
+		},
+		"systemctl stop of a stopped holder": func(e evidence) error {
+			if err := syscall.Kill(e.Chromium.Leader.PID, syscall.SIGSTOP); err != nil {
+				return err
+			}
+			return exec.Command("systemctl", "--user", "stop", e.Chromium.Unit).Run()
+		},
+		"SIGKILL of the holder": func(e evidence) error { return syscall.Kill(e.Chromium.Leader.PID, syscall.SIGKILL) },
+	}
+	ev := w.start("cccccccccc", w.cfg.TemplateDir("identity-1"))
+	generation := uint64(1)
+	for name, stop := range stops {
+		want := strings.ReplaceAll(name, " ", "-")
+		w.setCookie(ev, want)
+		e, err := decode(ev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stop(e); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		if err := (unit.Cgroup{Path: e.Chromium.Cgroup}).WaitEmpty(ctx); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		cancel()
+		generation++
+		ev = w.restart(ev, generation)
+		if got := w.cookie(ev); got != want {
+			t.Errorf("after %s the cookie is %q, want %q", name, got, want)
+		}
+	}
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTwentyDisplays protects the choice of display numbers: twenty at once
+// are all distinct, and a foreign server that holds our next number with a
+// lock file and no abstract socket is left alone.
+func TestTwentyDisplays(t *testing.T) {
+	w := newWorld(t)
+	foreign := exec.Command("Xvnc", ":"+strconv.Itoa(role.FirstDisplay+3), "-rfbport", "-1", "-rfbunixpath", filepath.Join(t.TempDir(), "rfb"), "-SecurityTypes", "None", "-nolisten", "local", "-nolisten", "tcp")
+	if err := foreign.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Wait()
+	defer foreign.Process.Signal(syscall.SIGTERM)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	err := await(ctx, "/tmp/.X11-unix", nil, func(ctx context.Context) error {
+		if !role.DisplayTaken(role.FirstDisplay + 3) {
+			return role.ErrNotReady
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	var wg sync.WaitGroup
+	stacks := make([]*starting, 20)
+	for i := range stacks {
+		instance := fmt.Sprintf("dddddddd%c%c", 'a'+i/10, 'a'+i%10)
+		s := &starting{Runtime: w.Runtime, req: fleet.StartRequest{Instance: instance, Generation: 1}, files: w.files(instance), ev: evidence{Instance: instance, Generation: 1, Profile: filepath.Join(w.cfg.Home, instance)}}
+		stacks[i] = s
+		wg.Go(func() {
+			if err := s.prepareDirs(ctx); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := s.startDisplay(ctx); err != nil {
+				t.Errorf("display %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	seen := map[int]bool{role.FirstDisplay + 3: true}
+	for _, s := range stacks {
+		if s.ev.Display == nil {
+			continue
+		}
+		if seen[s.ev.Display.Display] {
+			t.Errorf("display %d is used twice", s.ev.Display.Display)
+		}
+		seen[s.ev.Display.Display] = true
+	}
+	for _, s := range stacks {
+		wg.Go(func() {
+			if _, err := w.Stop(ctx, s.ev.encode(), "test"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for n := range seen {
+		if n != role.FirstDisplay+3 && role.DisplayTaken(n) {
+			t.Errorf("display %d leaves files", n)
+		}
+	}
+	lock, err := os.ReadFile(role.XLock(role.FirstDisplay + 3))
+	if err != nil || strings.TrimSpace(string(lock)) != strconv.Itoa(foreign.Process.Pid) {
+		t.Errorf("the foreign server's lock: %q %v", lock, err)
+	}
+}
+
+// TestServiceDiesBeforeRelease protects against orphans: the service is killed
+// when its role sits in its scope, recorded and not yet released.
+func TestServiceDiesBeforeRelease(t *testing.T) {
+	w := newWorld(t)
+	if os.Getenv("ABF_DIE") != "" {
+		w.Start(t.Context(), fleet.StartRequest{Instance: "eeeeeeeeee", Generation: 1, Profile: w.cfg.TemplateDir("identity-1"),
+			Record: func(_ context.Context, ev fleet.Evidence) error {
+				os.WriteFile(os.Getenv("ABF_DIE"), ev, 0o600)
+				syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}})
+		return
+	}
+	if err := w.CreateProfile(t.Context(), w.cfg.TemplateDir("identity-1")); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "evidence")
+	cmd := exec.Command(exe, "-test.run=^TestServiceDiesBeforeRelease$")
+	cmd.Env = append(os.Environ(), "ABF_DIE="+file)
+	if out, err := cmd.CombinedOutput(); err == nil {
+		t.Fatalf("the service survived: %s", out)
+	}
+	ev, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := decode(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := (unit.Cgroup{Path: e.Display.Cgroup}).WaitEmpty(ctx); err != nil {
+		t.Fatalf("the trampoline outlives its service: %v", err)
+	}
+	if _, err := w.Stop(ctx, ev, "reconcile"); err != nil {
+		t.Errorf("what is recorded of it cannot be cleaned: %v", err)
+	}
+}
+
+// TestRefusals protects Profiles and people from starts that cannot work: each
+// gives its code, leaves the Profile as it is, and nothing running.
+func TestRefusals(t *testing.T) {
+	w := newWorld(t)
+	dir := w.cfg.TemplateDir("identity-1")
+	if err := w.CreateProfile(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	frozen := "" // the role that is stopped dead before its release
+	start := func() error {
+		_, err := w.Start(t.Context(), fleet.StartRequest{Instance: "ffffffffff", Generation: uint64(time.Now().UnixNano()), Profile: dir,
+			Record: func(_ context.Context, ev fleet.Evidence) error {
+				e, err := decode(ev)
+				if err != nil || e.Ready {
+					return err
+				}
+				if g := map[string]*proof.Generation{role.NameDisplay: e.Display, role.NameChromium: e.Chromium}[frozen]; g != nil {
+					return syscall.Kill(g.Leader.PID, syscall.SIGSTOP)
+				}
+				return nil
+			}})
+		return err
+	}
+	check := func(name string, err error, code fault.Code) {
+		t.Helper()
+		var se *fleet.StartError
+		if !errors.As(err, &se) || !se.Confirmed || !fault.Is(err, code) {
+			t.Errorf("%s: %v (code %s), want a confirmed %s", name, err, fault.CodeOf(err), code)
+		}
+		if fault.HintOf(err) == "" {
+			t.Errorf("%s: no hint", name)
+		}
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("%s: the Profile is gone: %v", name, err)
+		}
+		out, _ := exec.Command("systemctl", "--user", "list-units", "--no-legend", "--plain", w.cfg.UnitPrefix+"-ffffffffff-*").Output()
+		if len(bytes.TrimSpace(out)) != 0 {
+			t.Errorf("%s: left running: %s", name, out)
+		}
+	}
+	chromium, xvnc := w.cfg.Chromium, w.cfg.Xvnc
+	w.cfg.Chromium = "/nonexistent/chromium"
+	check("no Chromium", start(), fault.ProgramMissing)
+	w.cfg.Chromium, w.cfg.Xvnc = chromium, "/nonexistent/Xvnc"
+	check("no Xvnc", start(), fault.ProgramMissing)
+
+	w.cfg.Xvnc, w.cfg.StartTimeout = xvnc, 3*time.Second
+	for _, rl := range []string{role.NameDisplay, role.NameChromium} {
+		frozen = rl
+		check("a "+rl+" that never becomes ready", start(), fault.Timeout)
+	}
+	frozen, w.cfg.StartTimeout = "", 45*time.Second
+
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	check("a Profile locked by another process", start(), fault.ProfileBusy)
+	lock.Close()
+
+	foreign := exec.Command(chromium, "--headless=new", "--user-data-dir="+dir, "--remote-debugging-port=0", "about:blank")
+	foreign.Env = append(os.Environ(), "DBUS_SESSION_BUS_ADDRESS=disabled:")
+	if err := foreign.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := await(ctx, dir, nil, func(context.Context) error {
+		if _, _, ok := proof.ReadSingleton(dir); !ok {
+			return role.ErrNotReady
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	check("a Profile held by a foreign browser", start(), fault.ProfileBusy)
+	if err := foreign.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the foreign browser was touched: %v", err)
+	}
+	foreign.Process.Signal(syscall.SIGTERM)
+	foreign.Wait()
+}
+
+// TestEnvironment protects roles from the environment of whoever started the
+// service.
+func TestEnvironment(t *testing.T) {
+	for _, kv := range []string{"CHROME_EXTRA_ARGS=--no-sandbox", "http_proxy=http://192.0.2.1:1", "ALL_PROXY=socks5://192.0.2.1:1",
+		"NOTIFY_SOCKET=/run/notify", "LISTEN_FDS=2", "LISTEN_PID=1", "CHROME_DEBUG_PORT=9222", "VNC_NOPW=1", "LD_BIND_NOW=1", "CHROMIUM_FLAGS=--no-sandbox"} {
+		name, value, _ := strings.Cut(kv, "=")
+		t.Setenv(name, value)
+	}
+	w := newWorld(t)
+	ev := w.start("gggggggggg", w.cfg.TemplateDir("identity-1"))
+	e, err := decode(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []int{e.Display.Leader.PID, e.Chromium.Leader.PID, e.Chromium.Browser.PID} {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kv := range strings.Split(string(env), "\x00") {
+			name, _, _ := strings.Cut(kv, "=")
+			switch name {
+			case "", "HOME", "PATH", "LANG", "DISPLAY", "XAUTHORITY", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "NO_AT_BRIDGE":
+			case "CHROME_WRAPPER", "GTK_MODULES", "CHROME_DESKTOP", "NO_PROXY": // set by Chromium in its own process
+			default:
+				t.Errorf("pid %d has %s in its environment", m, kv)
+			}
+		}
+	}
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
