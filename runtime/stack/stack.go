@@ -110,7 +110,7 @@ func New(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Runtime, e
 	}
 	return &Runtime{
 		cfg: cfg, log: log, units: m,
-		verifier:   &proof.Verifier{Units: m, Helper: cfg.RoleHelper, Display: cfg.Xvnc, Browser: cfg.Chromium},
+		verifier:   &proof.Verifier{Units: m, Helper: cfg.RoleHelper, Display: cfg.Xvnc, Chromium: cfg.Chromium},
 		peerCgroup: own.Path,
 		displays:   map[int]bool{},
 	}, nil
