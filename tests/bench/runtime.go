@@ -1,0 +1,285 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"abfleet/internal/cdp"
+	"abfleet/internal/config"
+	"abfleet/internal/fleet"
+	"abfleet/runtime/holder"
+	"abfleet/runtime/profile"
+	"abfleet/runtime/role"
+	"abfleet/runtime/stack"
+	"abfleet/runtime/unit"
+)
+
+const helper = "/opt/abfleet/bin/abfleet-role"
+
+// since is the time passed in milliseconds.
+func since(t time.Time) float64 { return float64(time.Since(t).Microseconds()) / 1000 }
+
+// benchScope compares what a role's scope costs (spawn, scope, verification,
+// read-back) with a bare StartTransientUnit round trip around a sleeping
+// process.
+func benchScope(b *bencher) error {
+	m, err := unit.Dial(b, unit.Options{})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	conn, err := systemd.NewUserConnectionContext(b)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r := row{Name: "scope around a role", Peer: "bare StartTransientUnit", Limit: 4, Unit: "ms"}
+	for i := range b.n * 2 {
+		t := time.Now()
+		child, err := holder.Spawn(b, helper)
+		if err != nil {
+			return err
+		}
+		if _, err := m.StartScope(b, unit.Scope{Name: fmt.Sprintf("bench-%d.scope", i), Slice: "bench.slice", Description: "bench", PID: child.PID(), KillSignal: syscall.SIGTERM, TimeoutStop: 5 * time.Second}); err != nil {
+			return err
+		}
+		r.Ours = append(r.Ours, since(t))
+		child.Abort()
+
+		cmd := exec.Command("/bin/sleep", "60")
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		done := make(chan string, 1)
+		t = time.Now()
+		props := []systemd.Property{{Name: "PIDs", Value: dbus.MakeVariant([]uint32{uint32(cmd.Process.Pid)})}, {Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}}
+		if _, err := conn.StartTransientUnitContext(b, fmt.Sprintf("bare-%d.scope", i), "fail", props, done); err != nil {
+			return err
+		}
+		<-done
+		r.Other = append(r.Other, since(t))
+		cmd.Process.Kill()
+		cmd.Wait()
+	}
+	return b.emit(r)
+}
+
+func load(name string) (*config.Config, error) {
+	file := filepath.Join(os.Getenv("HOME"), name+".toml")
+	text := fmt.Sprintf("home = %q\ntmp_dir = %q\n[programs]\nrole_helper = %q\n", filepath.Join(os.Getenv("HOME"), name), os.Getenv("HOME")+"/t", helper)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	return config.Load(file, os.Getenv)
+}
+
+// usedSnapshot makes a Template Snapshot of a profile that has been used.
+func usedSnapshot(b *bencher, r *stack.Runtime, cfg *config.Config) (string, error) {
+	dir, snapshot := cfg.TemplateDir("identity-1"), cfg.SnapshotDir("identity-1")
+	if err := r.CreateProfile(b, dir); err != nil {
+		return "", err
+	}
+	ev, err := r.Start(b, fleet.StartRequest{Instance: "benchlogin", Generation: 1, Profile: dir, URL: "data:text/html,<h1>bench</h1>"})
+	if err != nil {
+		return "", err
+	}
+	if _, err := r.Stop(b, ev, "bench"); err != nil {
+		return "", err
+	}
+	return snapshot, r.CaptureSnapshot(b, dir, snapshot)
+}
+
+// benchClone compares a slim clone with cp and one sync of the same tree, on
+// the home directory's file system.
+func benchClone(b *bencher) error {
+	cfg, err := load("clone")
+	if err != nil {
+		return err
+	}
+	r, err := stack.New(b, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if _, err := usedSnapshot(b, r, cfg); err != nil {
+		return err
+	}
+	src := cfg.TemplateDir("identity-1")
+	out := row{Name: "slim clone of a Profile", Peer: "cp --reflink=auto + sync", Limit: 0.6, Unit: "ms"}
+	for i := range b.n {
+		dst := filepath.Join(cfg.Home, fmt.Sprintf("ours%d", i))
+		t := time.Now()
+		if _, err := profile.Clone(b, src, dst); err != nil {
+			return err
+		}
+		out.Ours = append(out.Ours, since(t))
+		if err := profile.Remove(b, dst); err != nil {
+			return err
+		}
+		dst = filepath.Join(cfg.Home, fmt.Sprintf("cp%d", i))
+		t = time.Now()
+		if err := exec.Command("sh", "-c", "cp -a --reflink=auto -- \"$1\" \"$2\" && sync -f \"$2\"", "sh", src, dst).Run(); err != nil {
+			return err
+		}
+		out.Other = append(out.Other, since(t))
+		if err := os.RemoveAll(dst); err != nil {
+			return err
+		}
+	}
+	return b.emit(out)
+}
+
+// benchStack compares a whole start, from the selection to a controllable
+// browser with the clone of its Profile, with the same two programs started by
+// hand one after the other on a ready profile.
+func benchStack(b *bencher) error {
+	cfg, err := load("stack")
+	if err != nil {
+		return err
+	}
+	r, err := stack.New(b, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	snapshot, err := usedSnapshot(b, r, cfg)
+	if err != nil {
+		return err
+	}
+	out := row{Name: "Stack start", Peer: "Xvnc, then Chromium by hand", Limit: 1.15, Unit: "ms"}
+	var pss []float64
+	for i := range b.n {
+		dir := cfg.ProfileDir("identity-1", fmt.Sprintf("ours%d", i))
+		t := time.Now()
+		ev, err := r.Start(b, fleet.StartRequest{Instance: "benchstack", Generation: uint64(i + 1), Profile: dir, CloneFrom: snapshot})
+		if err != nil {
+			return err
+		}
+		out.Ours = append(out.Ours, since(t))
+		var e struct {
+			Chromium struct {
+				Leader struct {
+					PID int `json:"pid"`
+				} `json:"leader"`
+			} `json:"chromium"`
+		}
+		if err := json.Unmarshal(ev, &e); err != nil {
+			return err
+		}
+		size, err := memory(e.Chromium.Leader.PID)
+		if err != nil {
+			return err
+		}
+		pss = append(pss, size)
+		if _, err := r.Stop(b, ev, "bench"); err != nil {
+			return err
+		}
+		dir = cfg.ProfileDir("identity-1", fmt.Sprintf("hand%d", i))
+		if _, err := profile.Clone(b, snapshot, dir); err != nil {
+			return err
+		}
+		took, err := byHand(b, cfg, dir)
+		if err != nil {
+			return err
+		}
+		out.Other = append(out.Other, took)
+	}
+	return errors.Join(b.emit(out), b.emit(row{Name: "holder memory (PSS)", Ours: pss, Unit: "MB", Ceiling: 6}))
+}
+
+// byHand starts a display and then a browser with the fleet's own flags, waits
+// for the first page, and closes both.
+func byHand(ctx context.Context, cfg *config.Config, dir string) (float64, error) {
+	tmp, err := os.MkdirTemp(os.Getenv("HOME"), "h")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(tmp)
+	d := role.Display{Program: cfg.Xvnc, Number: 700, Width: cfg.ScreenWidth, Height: cfg.ScreenHeight, Name: "hand",
+		Authority: tmp + "/xauth", PasswordFile: tmp + "/pw", RFBSocket: tmp + "/rfb", Home: tmp}
+	err = errors.Join(os.WriteFile(d.Authority, role.Authority(d.Number, role.NewCookie()), 0o600), os.WriteFile(d.PasswordFile, role.VNCPasswordFile(role.NewVNCPassword()), 0o600))
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	x := &exec.Cmd{Path: d.Program, Args: d.Args(), Env: d.Env()}
+	if err := x.Start(); err != nil {
+		return 0, err
+	}
+	defer x.Wait()
+	defer x.Process.Signal(syscall.SIGTERM)
+	for role.RFBReady(ctx, d.RFBSocket) != nil {
+		time.Sleep(time.Millisecond)
+	}
+	c := role.Chromium{Program: cfg.Chromium, Profile: dir, Display: d.Number, Authority: d.Authority, Width: cfg.ScreenWidth, Height: cfg.ScreenHeight,
+		Home: os.Getenv("HOME"), TempDir: tmp, Stealth: cfg.Stealth, Restore: true}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	theirs, ours := os.NewFile(uintptr(fds[0]), "cdp"), os.NewFile(uintptr(fds[1]), "cdp")
+	browser := &exec.Cmd{Path: c.Program, Args: c.Args(), Env: c.Env(), ExtraFiles: []*os.File{theirs, theirs}, Stdout: io.Discard}
+	if err := browser.Start(); err != nil {
+		return 0, err
+	}
+	theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return 0, err
+	}
+	ours.Close()
+	client := cdp.New(conn)
+	defer client.Close()
+	events := client.Subscribe(cdp.Filter{Session: client.Root(), Methods: []string{"Target.targetCreated", "Target.targetInfoChanged"}})
+	if err := client.Root().Call(ctx, "Target.setDiscoverTargets", map[string]any{"discover": true}, nil); err != nil {
+		return 0, err
+	}
+	for {
+		ev, err := events.Next(ctx)
+		if err != nil {
+			return 0, err
+		}
+		var target struct{ TargetInfo struct{ Type string } }
+		if err := json.Unmarshal(ev.Params, &target); err != nil {
+			return 0, err
+		}
+		if target.TargetInfo.Type == "page" {
+			break
+		}
+	}
+	took := since(start)
+	if err := client.Root().Call(ctx, "Browser.close", nil, nil); err != nil {
+		return 0, err
+	}
+	return took, browser.Wait()
+}
+
+// memory is the proportional set size of a process in MB.
+func memory(pid int) (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, err
+	}
+	var kb float64
+	for line := range lines(string(text)) {
+		if n, _ := fmt.Sscanf(line, "Pss: %f kB", &kb); n == 1 {
+			return kb / 1024, nil
+		}
+	}
+	return 0, fs.ErrNotExist
+}
