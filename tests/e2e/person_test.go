@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"abfleet/internal/cdp"
+	"abfleet/tests/site"
 )
 
 // person is somebody at a desk: a Chromium of their own inside the rig, in
@@ -169,4 +170,51 @@ func (p *person) screenshot() image.Image {
 		p.t.Fatal(err)
 	}
 	return img
+}
+
+// live waits until the viewer page shows the browser.
+func (p *person) live() {
+	p.t.Helper()
+	p.until(`document.body.dataset.status === "live" && document.querySelector("canvas")?.width > 0`)
+}
+
+// findColor looks for a colour on the viewer's canvas and returns the middle of
+// what has it, in CSS pixels of the page; ok is false where nothing has.
+const findColor = `(color => {
+	const canvas = document.querySelector("canvas");
+	const { width, height } = canvas;
+	const data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+	const [r, g, b] = [1, 3, 5].map(i => parseInt(color.slice(i, i + 2), 16));
+	let x0 = width, y0 = height, x1 = -1, y1 = -1;
+	for (let y = 0; y < height; y += 2) for (let x = 0; x < width; x += 2) {
+		const i = (y * width + x) * 4;
+		if (Math.abs(data[i] - r) > 3 || Math.abs(data[i + 1] - g) > 3 || Math.abs(data[i + 2] - b) > 3) continue;
+		if (x < x0) x0 = x; if (x > x1) x1 = x; if (y < y0) y0 = y; if (y > y1) y1 = y;
+	}
+	if (x1 - x0 < 100 || y1 - y0 < 20) return null;
+	const box = canvas.getBoundingClientRect();
+	return [box.left + (x0 + x1) / 2 * box.width / width, box.top + (y0 + y1) / 2 * box.height / height];
+})`
+
+// screen waits until the colour of a control is seen on the canvas.
+func (p *person) screen(r site.Rect) {
+	p.t.Helper()
+	p.until(findColor + `("` + r.Color + `") !== null`)
+}
+
+// gone waits until it is not.
+func (p *person) gone(r site.Rect) {
+	p.t.Helper()
+	p.until(findColor + `("` + r.Color + `") === null`)
+}
+
+// clickScreen clicks a control where it is seen.
+func (p *person) clickScreen(r site.Rect) {
+	p.t.Helper()
+	p.screen(r)
+	var at []float64
+	if err := p.eval(findColor+`("`+r.Color+`")`, &at); err != nil {
+		p.t.Fatal(err)
+	}
+	p.click(at[0], at[1])
 }

@@ -1,0 +1,575 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"abfleet/internal/audit"
+	"abfleet/internal/fault"
+)
+
+func TestMain(m *testing.M) {
+	MaybeRunChecker()
+	if path := os.Getenv("STORE_TEST_HOLD"); path != "" {
+		hold(path)
+	}
+	os.Exit(m.Run())
+}
+
+// hold is another service: it opens the state, says so and keeps it until its
+// standard input ends.
+func hold(path string) {
+	s, err := Open(context.Background(), path)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("open")
+	var b [1]byte
+	os.Stdin.Read(b[:])
+	s.Close(context.Background())
+	os.Exit(0)
+}
+
+type thing struct {
+	Name string `json:"name"`
+	Pad  string `json:"pad,omitempty"`
+}
+
+var things = Table[thing]{Identities}
+
+func statePath(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "home")
+	return filepath.Join(dir, "state.db")
+}
+
+func mustOpen(t *testing.T, path string) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func put(t *testing.T, s *Store, key, name string) {
+	t.Helper()
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		r, err := things.Get(tx, key)
+		if errors.Is(err, ErrNotFound) {
+			r, err = &Record[thing]{Key: key}, nil
+		}
+		if err != nil {
+			return err
+		}
+		r.Value.Name = name
+		return things.Put(tx, r)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCompareAndSwap protects every writer from silently undoing another's
+// write.
+func TestCompareAndSwap(t *testing.T) {
+	s := mustOpen(t, statePath(t))
+	defer s.Close(t.Context())
+	put(t, s, "a", "first")
+	var stale *Record[thing]
+	if err := s.View(t.Context(), func(tx *Tx) (err error) { stale, err = things.Get(tx, "a"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if stale.Host != s.HostID() || stale.Epoch != 1 || stale.Rev == 0 {
+		t.Errorf("record %+v does not say who wrote it", stale)
+	}
+	put(t, s, "a", "second")
+	stale.Value.Name = "stale"
+	for name, write := range map[string]func(*Tx) error{
+		"put":    func(tx *Tx) error { return things.Put(tx, stale) },
+		"delete": func(tx *Tx) error { return things.Delete(tx, stale) },
+		"create": func(tx *Tx) error { return things.Put(tx, &Record[thing]{Key: "a"}) },
+		"revive": func(tx *Tx) error { return things.Put(tx, &Record[thing]{Key: "b", Rev: 1}) },
+	} {
+		if err := s.Update(t.Context(), write); !errors.Is(err, ErrConflict) {
+			t.Errorf("%s: %v, want a conflict", name, err)
+		}
+	}
+	var list []*Record[thing]
+	if err := s.View(t.Context(), func(tx *Tx) (err error) { list, err = things.List(tx); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 1 || list[0].Value.Name != "second" {
+		t.Errorf("after refused writes: %+v", list)
+	}
+}
+
+// TestFailedUpdate protects "one transaction": no part of a failed one stays,
+// and nobody hears of it.
+func TestFailedUpdate(t *testing.T) {
+	s := mustOpen(t, statePath(t))
+	defer s.Close(t.Context())
+	changes, events := s.Watch(t.Context()), s.Events().Subscribe(t.Context(), 8)
+	boom := errors.New("boom")
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		if err := things.Put(tx, &Record[thing]{Key: "a"}); err != nil {
+			return err
+		}
+		if err := tx.Audit(audit.Event{Type: audit.IdentityCreated}); err != nil {
+			return err
+		}
+		return boom
+	})
+	if err != boom {
+		t.Fatalf("error %v, want the function's own", err)
+	}
+	put(t, s, "b", "kept")
+	if c := <-changes; c.Key != "b" || c.Deleted {
+		t.Errorf("first change seen is %+v", c)
+	}
+	if err := s.Update(t.Context(), func(tx *Tx) error { return tx.Audit(audit.Event{Type: audit.LoginStarted}) }); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-events; e.Type != audit.LoginStarted || e.ID != 1 {
+		t.Errorf("first event seen is %+v", e)
+	}
+}
+
+// TestAuditRetention protects the disk: the newest events stay, in order.
+func TestAuditRetention(t *testing.T) {
+	s := mustOpen(t, statePath(t))
+	defer s.Close(t.Context())
+	const extra = 37
+	for done := 0; done < maxEvents+extra; done += 1000 {
+		err := s.Update(t.Context(), func(tx *Tx) error {
+			for range min(1000, maxEvents+extra-done) {
+				if err := tx.Audit(audit.Event{Type: audit.IdentityCreated}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := s.View(t.Context(), func(tx *Tx) error {
+		all, err := tx.Events(0, 2*maxEvents)
+		if err != nil {
+			return err
+		}
+		if len(all) != maxEvents || all[0].ID != extra+1 || all[len(all)-1].ID != maxEvents+extra {
+			t.Errorf("%d events from %d to %d", len(all), all[0].ID, all[len(all)-1].ID)
+		}
+		last, err := tx.Events(maxEvents+extra-2, 10)
+		if err != nil {
+			return err
+		}
+		if len(last) != 2 || last[0].ID != maxEvents+extra-1 {
+			t.Errorf("events after a cursor: %+v", last)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSecondService protects the state from two services at once, whether the
+// other one is this process or another.
+func TestSecondService(t *testing.T) {
+	short(t, &lockTimeout, 200*time.Millisecond)
+	path := statePath(t)
+	s := mustOpen(t, path)
+	if _, err := Open(t.Context(), path); fault.CodeOf(err) != fault.StateInUse {
+		t.Errorf("same process: %v", err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{"STORE_TEST_HOLD=" + path}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, 64)
+	n, _ := out.Read(line)
+	if string(line[:n]) != "open\n" {
+		t.Fatalf("the other service says %q", line[:n])
+	}
+	if _, err := Open(t.Context(), path); fault.CodeOf(err) != fault.StateInUse || fault.HintOf(err) == "" {
+		t.Errorf("other process: %v", err)
+	}
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	mustOpen(t, path).Close(t.Context())
+}
+
+// TestEpoch protects the order of runs.
+func TestEpoch(t *testing.T) {
+	path := statePath(t)
+	s := mustOpen(t, path)
+	host := s.HostID()
+	if len(host) != 32 || s.meta.Epoch != 1 {
+		t.Errorf("first run: host %q epoch %d", host, s.meta.Epoch)
+	}
+	s.Close(t.Context())
+	s = mustOpen(t, path)
+	defer s.Close(t.Context())
+	if s.HostID() != host || s.meta.Epoch != 2 {
+		t.Errorf("second run: host %q epoch %d", s.HostID(), s.meta.Epoch)
+	}
+}
+
+// TestModes protects the state from other users.
+func TestModes(t *testing.T) {
+	path := statePath(t)
+	mustOpen(t, path).Close(t.Context())
+	for _, p := range []string{path, path + ".copy", path + ".lock"} {
+		info, err := os.Lstat(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != 0o600 {
+			t.Errorf("%s has mode %v", filepath.Base(p), info.Mode())
+		}
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), path); fault.CodeOf(err) != fault.UnsafePath {
+		t.Errorf("a readable state file: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path+".copy", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), path); fault.CodeOf(err) != fault.UnsafePath {
+		t.Errorf("a symbolic link: %v", err)
+	}
+}
+
+// fill makes a file with several pages in every place: records, events, freed
+// pages.
+func fill(t *testing.T, path string) map[string]string {
+	t.Helper()
+	s := mustOpen(t, path)
+	content := map[string]string{}
+	for i := range 120 {
+		key := fmt.Sprintf("k%03d", i)
+		content[key] = "v" + key
+		err := s.Update(t.Context(), func(tx *Tx) error {
+			r := &Record[thing]{Key: key, Value: thing{content[key], strings.Repeat("x", i*13)}}
+			if err := tx.Audit(audit.Event{Type: audit.IdentityCreated, Summary: key}); err != nil {
+				return err
+			}
+			return things.Put(tx, r)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := 0; i < 120; i += 7 {
+		key := fmt.Sprintf("k%03d", i)
+		delete(content, key)
+		err := s.Update(t.Context(), func(tx *Tx) error {
+			r, err := things.Get(tx, key)
+			if err != nil {
+				return err
+			}
+			return things.Delete(tx, r)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+func read(t *testing.T, s *Store) map[string]string {
+	t.Helper()
+	got := map[string]string{}
+	err := s.View(t.Context(), func(tx *Tx) error {
+		list, err := things.List(tx)
+		for _, r := range list {
+			got[r.Key] = r.Value.Name
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// TestDamage protects users from a damaged disk: whatever part of the file is
+// cut off or overwritten, the service either refuses with the file kept, or
+// shows exactly what was stored. Nothing crashes the process that opens it,
+// and it never comes up empty.
+func TestDamage(t *testing.T) {
+	path := statePath(t)
+	content := fill(t, path)
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := os.Getpagesize()
+	pages := len(sound) / page
+	random := rand.New(rand.NewPCG(1, 2))
+
+	damages := map[string][]byte{}
+	for i := range 24 {
+		cut := len(sound) * i / 24
+		damages[fmt.Sprintf("cut at %d", cut)] = sound[:cut]
+	}
+	for _, cut := range []int{1, 15, 79, page - 1, page, page + 1, 2*page - 1, 2 * page, len(sound) - page, len(sound) - 1} {
+		damages[fmt.Sprintf("cut at %d", cut)] = sound[:cut]
+	}
+	step := max(1, pages/40)
+	if testing.Short() {
+		step = max(1, pages/10)
+	}
+	for p := 0; p < pages; p += step {
+		b := bytes.Clone(sound)
+		clear(b[p*page : (p+1)*page])
+		damages[fmt.Sprintf("page %d zeroed", p)] = b
+		b = bytes.Clone(sound)
+		for i := range page {
+			b[p*page+i] = byte(random.Uint32())
+		}
+		damages[fmt.Sprintf("page %d random", p)] = b
+		b = bytes.Clone(sound)
+		clear(b[p*page+page/2 : (p+1)*page])
+		damages[fmt.Sprintf("page %d torn", p)] = b
+	}
+	damages["page 0 and 1 zeroed"] = append(make([]byte, 2*page), sound[2*page:]...)
+	damages["all zero"] = make([]byte, len(sound))
+	damages["empty"] = nil
+	damages["text"] = []byte("this is no database\n")
+
+	fatal := map[string]bool{
+		"empty": true, "text": true, "all zero": true, "page 0 and 1 zeroed": true, "page 0 zeroed": true,
+		"page 0 random": true, "cut at 1": true, fmt.Sprintf("cut at %d", 2*page): true,
+	}
+	refused, unharmed := 0, 0
+	for name, data := range damages {
+		dir := filepath.Join(t.TempDir(), "home")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		damaged := filepath.Join(dir, "state.db")
+		if err := os.WriteFile(damaged, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(t.Context(), damaged)
+		if err == nil {
+			if got := read(t, s); !maps.Equal(got, content) {
+				t.Errorf("%s: opened with %d records where %d were stored", name, len(got), len(content))
+			}
+			err := s.View(t.Context(), func(tx *Tx) error {
+				all, err := tx.Events(0, maxEvents)
+				if len(all) != 120 {
+					t.Errorf("%s: opened with %d of 120 events", name, len(all))
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			s.Close(t.Context())
+			if fatal[name] {
+				t.Errorf("%s: not noticed", name)
+			}
+			unharmed++
+			continue
+		}
+		refused++
+		if fault.CodeOf(err) != fault.StateCorrupt {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		kept, _ := filepath.Glob(damaged + ".corrupt-*")
+		if len(kept) != 1 || !strings.Contains(err.Error(), kept[0]) {
+			t.Errorf("%s: kept %v, error %v", name, kept, err)
+			continue
+		}
+		if b, err := os.ReadFile(kept[0]); err != nil || !bytes.Equal(b, data) {
+			t.Errorf("%s: the kept file is not the damaged one", name)
+		}
+		if _, err := os.Lstat(damaged); err == nil {
+			t.Errorf("%s: there is still a state file", name)
+		}
+		// The next start must not begin a new fleet in its place.
+		if _, err := Open(t.Context(), damaged); fault.CodeOf(err) != fault.StateCorrupt {
+			t.Errorf("%s: second start: %v", name, err)
+		}
+	}
+	t.Logf("%d damages to a file of %d pages: %d refused, %d harmless", len(damages), pages, refused, unharmed)
+}
+
+// TestRestore protects the way back that the hint describes.
+func TestRestore(t *testing.T) {
+	path := statePath(t)
+	content := fill(t, path)
+	if err := os.Truncate(path, int64(3*os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(t.Context(), path)
+	hint := fault.HintOf(err)
+	_, command, ok := strings.Cut(hint, ": cp ")
+	if fault.CodeOf(err) != fault.StateCorrupt || !ok {
+		t.Fatalf("error %v, hint %q", err, hint)
+	}
+	if out, err := exec.Command("cp", strings.Fields(command)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s := mustOpen(t, path)
+	if got := read(t, s); len(got) != len(content) {
+		t.Errorf("%d of %d records restored", len(got), len(content))
+	}
+	// Several commits, each followed by a check: the metas of a copy start
+	// out equal, which must not look like damage later.
+	for i := range 3 {
+		put(t, s, "after", fmt.Sprint(i))
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s = mustOpen(t, path)
+	}
+	s.Close(t.Context())
+}
+
+// TestMissing protects a used fleet from starting empty when its file is gone.
+func TestMissing(t *testing.T) {
+	for name, leave := range map[string]func(dir string) error{
+		"identities": func(dir string) error { return os.MkdirAll(filepath.Join(dir, "identities", "identity-x"), 0o700) },
+		"copy":       func(dir string) error { return os.WriteFile(filepath.Join(dir, "state.db.copy"), nil, 0o600) },
+		"kept":       func(dir string) error { return os.WriteFile(filepath.Join(dir, "state.db.corrupt-1"), nil, 0o600) },
+	} {
+		path := statePath(t)
+		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := leave(filepath.Dir(path)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), path); fault.CodeOf(err) != fault.StateCorrupt {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s: a state file was made", name)
+		}
+	}
+}
+
+// TestKeepAside protects a kept file from a second damage in the same second.
+func TestKeepAside(t *testing.T) {
+	dir := t.TempDir()
+	path, now := filepath.Join(dir, "state.db"), time.Now()
+	seen := map[string]bool{}
+	for i := range 3 {
+		if err := os.WriteFile(path, []byte{byte(i)}, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		kept, err := keepAside(path, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := os.ReadFile(kept); seen[kept] || len(b) != 1 || b[0] != byte(i) {
+			t.Errorf("kept %d as %s with %v", i, kept, b)
+		}
+		seen[kept] = true
+	}
+}
+
+// TestNewerSchema protects a state from an older program.
+func TestNewerSchema(t *testing.T) {
+	path := statePath(t)
+	s := mustOpen(t, path)
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		r, err := metaTable.Get(tx, metaKey)
+		if err != nil {
+			return err
+		}
+		r.Value.Schema = schema + 1
+		return metaTable.Put(tx, r)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close(t.Context())
+	if _, err := Open(t.Context(), path); fault.CodeOf(err) != fault.StateTooNew {
+		t.Errorf("error %v", err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the file is gone: %v", err)
+	}
+}
+
+// TestBackup protects the last good copy: it is replaced only by a checked
+// one, also while writers are at work.
+func TestBackup(t *testing.T) {
+	path := statePath(t)
+	s := mustOpen(t, path)
+	defer s.Close(t.Context())
+	put(t, s, "a", "one")
+	if err := s.Backup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first, err := os.ReadFile(s.CopyPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	put(t, s, "a", "two")
+	if err := s.Backup(ctx); err == nil {
+		t.Error("a cancelled copy succeeded")
+	}
+	if b, _ := os.ReadFile(s.CopyPath()); !bytes.Equal(b, first) {
+		t.Error("a failed copy replaced the good one")
+	}
+	if _, err := os.Lstat(s.CopyPath() + ".new"); err == nil {
+		t.Error("a failed copy left its temporary file")
+	}
+	if err := s.Backup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckFile(t.Context(), s.CopyPath()); err != nil {
+		t.Error(err)
+	}
+}
+
+func short(t *testing.T, d *time.Duration, v time.Duration) {
+	t.Helper()
+	old := *d
+	*d = v
+	t.Cleanup(func() { *d = old })
+}

@@ -1,0 +1,338 @@
+package holder
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// handshakeTimeout is how long a peer may take to say who it is.
+	handshakeTimeout = 5 * time.Second
+	// attachTimeout is how long a client waits for a browser that does not
+	// answer CDP yet. Clients have deadlines of their own, and shorter ones.
+	attachTimeout = 2 * time.Minute
+	// maxPeers bounds the connections, in and after the handshake.
+	maxPeers = 64
+)
+
+// server accepts clients for the broker.
+type server struct {
+	spec   *Spec
+	broker *broker
+	relay  *relay
+	// hello is what every client is told, without the product.
+	hello welcome
+
+	mu      sync.Mutex // guards the fields that follow
+	product string
+	peers   int
+	ended   bool // the stop has begun: control connections only
+	started time.Time
+}
+
+// listen binds the CDP socket. Only a socket may be in its place, left by a
+// generation before: the caller holds the Profile's lock.
+func listen(path string) (*net.UnixListener, error) {
+	var st unix.Stat_t
+	dir := filepath.Dir(path)
+	if err := unix.Lstat(dir, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		return nil, fmt.Errorf("%s is not a directory of this user with mode 0700", dir)
+	}
+	switch err := unix.Lstat(path, &st); {
+	case err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK:
+		if err := unix.Unlink(path); err != nil {
+			return nil, &os.PathError{Op: "unlink", Path: path, Err: err}
+		}
+	case err == nil:
+		return nil, fmt.Errorf("%s exists and is not a socket", path)
+	case err != unix.ENOENT:
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	// The directory keeps others out until this has happened.
+	if err := unix.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, &os.PathError{Op: "chmod", Path: path, Err: err}
+	}
+	return l, nil
+}
+
+// acceptPause is how long to wait after a failed accept, which is a lack of
+// descriptors or memory that only time cures.
+const acceptPause = 100 * time.Millisecond
+
+// accept serves until the listener is closed.
+func (s *server) accept(l *net.UnixListener) {
+	for {
+		conn, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.relay.say(4, "cannot accept CDP client: "+err.Error())
+			time.Sleep(acceptPause)
+			continue
+		}
+		s.mu.Lock()
+		full := s.peers >= maxPeers
+		if !full {
+			s.peers++
+		}
+		s.mu.Unlock()
+		if full {
+			conn.SetWriteDeadline(time.Now().Add(acceptPause))
+			s.refuse(conn, welcome{Error: refusedBusy})
+			conn.Close()
+			continue
+		}
+		go func() {
+			defer func() {
+				conn.Close()
+				s.mu.Lock()
+				s.peers--
+				s.mu.Unlock()
+			}()
+			s.serve(conn)
+		}()
+	}
+}
+
+func (s *server) refuse(conn net.Conn, w welcome) {
+	// The peer is refused whether it hears why or not.
+	_ = writeWelcome(conn, w)
+}
+
+func writeWelcome(conn net.Conn, w welcome) error {
+	data, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Write(append(data, 0))
+	return err
+}
+
+func (s *server) serve(conn *net.UnixConn) {
+	if err := conn.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return
+	}
+	who, err := s.trust(conn)
+	if err != nil {
+		s.relay.say(4, "refused CDP client "+who+": "+err.Error())
+		s.refuse(conn, welcome{Error: refusedPeer})
+		return
+	}
+	frame, err := readSmallFrame(conn, maxHandshake)
+	if err != nil {
+		return
+	}
+	g, version, err := s.judge(frame)
+	switch {
+	case err == ErrVersion:
+		s.refuse(conn, welcome{Error: refusedVersion, Min: minVersion, Max: maxVersion})
+		return
+	case err != nil:
+		s.relay.say(4, "refused CDP client "+who+": "+err.Error())
+		s.refuse(conn, welcome{Error: refusedPeer})
+		return
+	}
+	hello := s.hello
+	hello.Version = version
+	session := ""
+	if !g.Control {
+		if session, hello.Product, err = s.attach(); err != nil {
+			s.refuse(conn, welcome{Error: refusedEnded})
+			return
+		}
+	}
+	// The writer of a client may wait for as long as the client lives: what
+	// it waits with is bounded by the queue.
+	err = conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err == nil {
+		err = writeWelcome(conn, hello)
+	}
+	if err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
+	var c *client
+	if err == nil {
+		c, err = s.broker.add(conn, session)
+	}
+	if err != nil {
+		if session != "" {
+			s.broker.detach(session)
+		}
+		return
+	}
+	c.read()
+	s.broker.remove(c)
+}
+
+// trust looks at what the kernel says about a peer.
+func (s *server) trust(conn *net.UnixConn) (who string, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return "?", err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return "?", err
+	}
+	if credErr != nil {
+		return "?", credErr
+	}
+	who = fmt.Sprintf("pid %d uid %d", cred.Pid, cred.Uid)
+	if int(cred.Uid) != os.Geteuid() {
+		return who, errors.New("another user")
+	}
+	if want := s.spec.Holder.PeerCgroup; want != "" {
+		got, err := cgroupOf(int(cred.Pid))
+		if err != nil {
+			return who, err
+		}
+		if got != want {
+			return who, errors.New("not in the service's cgroup")
+		}
+	}
+	return who, nil
+}
+
+// cgroupOf returns the path of a process's cgroup in the unified hierarchy.
+func cgroupOf(pid int) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok && path != "" {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("pid %d has no cgroup in the unified hierarchy", pid)
+}
+
+// judge decides about a greeting: the key, then the version.
+func (s *server) judge(frame []byte) (g greeting, version int, err error) {
+	if err := json.Unmarshal(frame, &g); err != nil || g.Versions == nil {
+		return g, 0, errors.New("not a greeting")
+	}
+	if subtle.ConstantTimeCompare([]byte(g.Key), []byte(s.spec.Holder.Key)) != 1 {
+		return g, 0, errors.New("wrong key")
+	}
+	version = min(g.Versions.Max, maxVersion)
+	if version < g.Versions.Min || version < minVersion {
+		return g, 0, ErrVersion
+	}
+	return g, version, nil
+}
+
+// attach waits for a browser that answers and makes a session in it.
+func (s *server) attach() (session, product string, err error) {
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	if ended {
+		return "", "", ErrEnded
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	defer cancel()
+	if product, err = s.version(ctx); err != nil {
+		return "", "", err
+	}
+	a, err := s.broker.call(ctx, "Target.attachToBrowserTarget", "")
+	if err != nil {
+		return "", "", err
+	}
+	if a.session == "" {
+		return "", "", errors.New("the browser gave no session")
+	}
+	return a.session, product, nil
+}
+
+func (s *server) version(ctx context.Context) (string, error) {
+	s.mu.Lock()
+	product := s.product
+	s.mu.Unlock()
+	if product != "" {
+		return product, nil
+	}
+	a, err := s.broker.call(ctx, "Browser.getVersion", "")
+	if err != nil {
+		return "", err
+	}
+	var v struct{ Result struct{ Product string } }
+	if err := json.Unmarshal(a.data, &v); err != nil {
+		return "", err
+	}
+	s.mu.Lock()
+	s.product = v.Result.Product
+	s.mu.Unlock()
+	return v.Result.Product, nil
+}
+
+// end makes the server refuse new sessions.
+func (s *server) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+}
+
+// holderStatus answers Holder.status.
+type holderStatus struct {
+	Instance   string  `json:"instance"`
+	Role       string  `json:"role"`
+	Generation uint64  `json:"generation"`
+	BrowserPID int     `json:"browserPid"`
+	Product    string  `json:"product,omitempty"`
+	Clients    int     `json:"clients"`
+	Unanswered int     `json:"unanswered"`
+	Seconds    float64 `json:"seconds"`
+	LinesLost  int     `json:"linesLost"`
+	Stopping   bool    `json:"stopping"`
+}
+
+func (s *server) status() holderStatus {
+	st := holderStatus{
+		Instance:   s.spec.Instance,
+		Role:       s.spec.Role,
+		Generation: s.spec.Generation,
+		BrowserPID: s.hello.BrowserPID,
+		LinesLost:  s.relay.lost(),
+	}
+	s.mu.Lock()
+	st.Product, st.Stopping, st.Seconds = s.product, s.ended, time.Since(s.started).Seconds()
+	s.mu.Unlock()
+	s.broker.mu.Lock()
+	st.Clients, st.Unanswered = len(s.broker.clients), len(s.broker.pending)
+	s.broker.mu.Unlock()
+	return st
+}
+
+// errnoOf returns the errno in err's chain, or 0.
+func errnoOf(err error) syscall.Errno {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return 0
+}

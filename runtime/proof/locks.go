@@ -1,0 +1,213 @@
+package proof
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// singleton is the content of a Profile's SingletonLock, the symbolic link
+// "host-pid" by which Chromium keeps a second one off its user data directory.
+type singleton struct {
+	host string
+	pid  int
+}
+
+func (s singleton) String() string { return fmt.Sprintf("process %d on host %s", s.pid, s.host) }
+
+// here reports whether the lock was taken on this host.
+func (s singleton) here() bool {
+	host, err := os.Hostname()
+	return err == nil && s.host == host
+}
+
+func readSingleton(profile string) (singleton, error) {
+	path := filepath.Join(profile, "SingletonLock")
+	target, err := os.Readlink(path)
+	if err != nil {
+		return singleton{}, err
+	}
+	s, ok := parseSingleton(target)
+	if !ok {
+		return singleton{}, fmt.Errorf("%s points to %q, not to host-pid", path, target)
+	}
+	return s, nil
+}
+
+// parseSingleton splits at the last dash: a host name may have some too.
+func parseSingleton(target string) (singleton, bool) {
+	i := strings.LastIndexByte(target, '-')
+	if i < 1 {
+		return singleton{}, false
+	}
+	pid, err := strconv.ParseUint(target[i+1:], 10, 31)
+	if err != nil || pid < 1 {
+		return singleton{}, false
+	}
+	return singleton{host: target[:i], pid: int(pid)}, true
+}
+
+// ReadSingleton returns whom the SingletonLock of a Profile names. ok is false if
+// there is none or if it cannot be understood.
+func ReadSingleton(profile string) (host string, pid int, ok bool) {
+	s, err := readSingleton(profile)
+	return s.host, s.pid, err == nil
+}
+
+// liveSingleton reports whether the lock's owner may be a live browser on this
+// host. A number that now belongs to a program that is no browser was recycled.
+// A process that cannot be looked at counts as a browser.
+func (v *Verifier) liveSingleton(s singleton) bool {
+	if !s.here() || !alive(s.pid) {
+		return false
+	}
+	exe, err := readExe(s.pid)
+	if errors.Is(err, errGone) {
+		return alive(s.pid)
+	}
+	return err != nil || isProgram(exe, browserPrograms, v.Chromium)
+}
+
+// flockState says who holds a lock file.
+type flockState struct {
+	exists bool
+	held   bool
+	owner  int // pid as /proc/locks tells, 0 if it does not
+}
+
+// probeFlock tries a shared lock without waiting and gives it back at once. Two
+// probes do not disturb each other; a Role that starts at this very moment would
+// be disturbed, which the operation lock of the Stack excludes.
+func probeFlock(path string) (flockState, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return flockState{}, nil
+	}
+	if err != nil {
+		return flockState{}, fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return flockState{}, fmt.Errorf("stat %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != os.Geteuid() {
+		return flockState{}, fmt.Errorf("%s is not a regular file of ours", path)
+	}
+	err = unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return flockState{exists: true, held: true, owner: flockOwner(st)}, nil
+	case err != nil:
+		return flockState{}, fmt.Errorf("lock %s: %w", path, err)
+	}
+	// Closing the only descriptor of this open file gives the lock back.
+	return flockState{exists: true}, nil
+}
+
+// flockOwner looks the lock up in /proc/locks. It names the process that took
+// the lock, which need not be the one that holds it now: open files are
+// inherited. It is a detail for people, never evidence.
+func flockOwner(st unix.Stat_t) int {
+	data, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return 0
+	}
+	return parseLocks(string(data), unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+}
+
+// parseLocks finds the owner of a granted flock, with lines such as
+//
+//	1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF
+//
+// where a waiting lock has "->" as second field.
+func parseLocks(table string, major, minor uint32, inode uint64) int {
+	want := fmt.Sprintf("%02x:%02x:%d", major, minor, inode)
+	suffix := fmt.Sprintf(":%d", inode)
+	guess := 0
+	for line := range strings.Lines(table) {
+		f := strings.Fields(line)
+		if len(f) < 6 || f[1] != "FLOCK" {
+			continue
+		}
+		pid, err := strconv.Atoi(f[4])
+		if err != nil || pid <= 0 {
+			continue
+		}
+		if f[5] == want {
+			return pid
+		}
+		// btrfs shows another device here than in stat.
+		if strings.HasSuffix(f[5], suffix) {
+			guess = pid
+		}
+	}
+	return guess
+}
+
+// ProfileHolder reports whether anybody has the Profile in use: by the flock on
+// its lock file, by its SingletonLock, or as a browser started on it. pid is 0
+// where the holder is not known, what says for people how it was found. Evidence
+// that cannot be read counts as held.
+func ProfileHolder(profile, lockFile string) (pid int, what string, held bool) {
+	var v Verifier
+	return v.profileHolder(profile, lockFile)
+}
+
+func (v *Verifier) profileHolder(profile, lockFile string) (int, string, bool) {
+	if err := v.profileFree(profile, lockFile); err != nil {
+		return err.pid, err.Detail, true
+	}
+	all, err := pids()
+	if err != nil {
+		return 0, "the process table cannot be read", true
+	}
+	for _, pid := range all {
+		if why := v.usesProfile(pid, profile); why != "" {
+			return pid, why, true
+		}
+	}
+	return 0, "", false
+}
+
+// heldBy is a Refusal that knows the process behind it.
+type heldBy struct {
+	*Refusal
+	pid int
+}
+
+// profileFree checks flock and SingletonLock of a Profile.
+func (v *Verifier) profileFree(profile, lockFile string) *heldBy {
+	var lock flockState
+	if lockFile != "" {
+		var err error
+		if lock, err = probeFlock(lockFile); err != nil {
+			return &heldBy{refuse(LockUnsafe, "%w", err), 0}
+		}
+		if lock.held {
+			return &heldBy{refuse(LockHeld, "%s is locked, by process %d as far as known", lockFile, lock.owner), lock.owner}
+		}
+	}
+	if profile == "" {
+		return nil
+	}
+	s, err := readSingleton(profile)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return &heldBy{refuse(SingletonUnclear, "%w", err), 0}
+	case v.liveSingleton(s):
+		return &heldBy{refuse(SingletonLive, "the SingletonLock of %s names %s, which lives", profile, s), s.pid}
+	case !s.here() && !lock.exists:
+		// After a change of the host's name the lock is stale and our own free
+		// flock says so. Without one it may be a browser on another host.
+		return &heldBy{refuse(SingletonUnclear, "the SingletonLock of %s names %s", profile, s), 0}
+	}
+	return nil
+}

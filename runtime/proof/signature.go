@@ -1,0 +1,131 @@
+package proof
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Base names of the programs behind the Roles. Programs are told by /proc/PID/exe
+// and never by their command line alone, which a program may rewrite.
+var (
+	displayPrograms = []string{"Xvnc", "Xtigervnc"}
+	browserPrograms = []string{"chromium", "chrome", "chromium-browser"}
+	helperPrograms  = []string{"abfleet-role"}
+)
+
+// isProgram reports whether exe is one of the names or the base name of the
+// configured program.
+func isProgram(exe string, names []string, configured string) bool {
+	if slices.Contains(names, exe) {
+		return true
+	}
+	if configured == "" {
+		return false
+	}
+	if real, err := filepath.EvalSymlinks(configured); err == nil {
+		configured = real
+	}
+	return exe == filepath.Base(configured)
+}
+
+// leaderSignature checks that a process looks like the leader of its Role. A
+// trampoline that was released but has not yet become its Role is accepted for
+// any Role: what it will become is known to us alone.
+func (v *Verifier) leaderSignature(g Generation) error {
+	pid := g.Leader.PID
+	exe, err := readExe(pid)
+	if err != nil {
+		return unreadable(pid, err)
+	}
+	if isProgram(exe, helperPrograms, v.Helper) {
+		return nil
+	}
+	if g.Role != RoleDisplay || !isProgram(exe, displayPrograms, v.Display) {
+		return refuse(SignatureDiffers, "process %d runs %s, which is no leader of role %s", pid, exe, g.Role)
+	}
+	args, err := readArgs(pid)
+	if err != nil {
+		return unreadable(pid, err)
+	}
+	if token := ":" + strconv.Itoa(g.Display); !slices.Contains(args, token) {
+		return refuse(SignatureDiffers, "process %d does not serve display %s", pid, token)
+	}
+	if rfb := rfbPath(args); !slices.Contains(g.Sockets, rfb) {
+		return refuse(SignatureDiffers, "process %d serves VNC on %q, which is not recorded", pid, rfb)
+	}
+	return nil
+}
+
+// rfbPath returns the value of -rfbunixpath on an Xvnc command line, or "".
+func rfbPath(args []string) string {
+	for i, arg := range args {
+		if arg == "-rfbunixpath" && i+1 < len(args) {
+			return args[i+1]
+		}
+		if path, ok := strings.CutPrefix(arg, "-rfbunixpath="); ok {
+			return path
+		}
+	}
+	return ""
+}
+
+// userDataDir returns the value of --user-data-dir on a Chromium command line,
+// or "" where it cannot be seen any more.
+func userDataDir(args []string) string {
+	for _, arg := range args {
+		if dir, ok := strings.CutPrefix(arg, "--user-data-dir="); ok && dir != "" {
+			return filepath.Clean(dir)
+		}
+		// A title set by the program is one string, with spaces for the NULs.
+		// Then nothing exact can be said.
+	}
+	return ""
+}
+
+// profileSignature checks that a browser process has the Profile: by the
+// SingletonLock that names it or, only where there is no SingletonLock (a
+// browser that is exiting removes it early) and strict is false, by its command
+// line. A piece that names something else is a contradiction, whatever the
+// other one says.
+func profileSignature(pid int, profile string, strict bool) error {
+	args, err := readArgs(pid)
+	if err != nil {
+		return unreadable(pid, err)
+	}
+	dir := userDataDir(args)
+	if dir != "" && dir != filepath.Clean(profile) {
+		return refuse(SignatureDiffers, "process %d has the profile %s", pid, dir)
+	}
+	lock, err := readSingleton(profile)
+	switch {
+	case err == nil && lock.here() && lock.pid == pid:
+		return nil
+	case err == nil:
+		return refuse(SingletonDiffers, "the SingletonLock of %s names %s, not process %d", profile, lock, pid)
+	case !errors.Is(err, os.ErrNotExist):
+		return refuse(SingletonDiffers, "%w", err)
+	case strict || dir == "":
+		return refuse(SingletonDiffers, "%s has no SingletonLock", profile)
+	}
+	return nil
+}
+
+// rootEvidence checks that a process holds the Instance's root file open.
+func rootEvidence(pid int, root string) error {
+	held, err := holdsRoot(pid, root)
+	switch {
+	case errors.Is(err, errGone):
+		return unreadable(pid, err)
+	case err != nil:
+		return refuse(RootMissing, "process %d: %w", pid, err)
+	case held == rootOther:
+		return refuse(RootContradicts, "process %d holds the root file of another instance open", pid)
+	case held != rootHeld:
+		return refuse(RootMissing, "process %d does not hold %s open", pid, root)
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package unit
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// Info is what systemd and the cgroup tree say about a loaded unit.
+type Info struct {
+	Name string
+	// InvocationID is 32 hexadecimal digits, new with every start of the unit.
+	InvocationID string
+	// ControlGroup is the path of the unit's cgroup from the root of the
+	// hierarchy, empty while it has none.
+	ControlGroup string
+	// ActiveState, SubState and Result are systemd's words.
+	ActiveState, SubState, Result string
+	Slice                         string
+	// CgroupID is the inode of the cgroup's directory, 0 while it has none.
+	CgroupID uint64
+}
+
+// Active reports whether the unit may have processes: every state but
+// inactive and failed counts.
+func (i Info) Active() bool {
+	return i.ActiveState != "inactive" && i.ActiveState != "failed"
+}
+
+// Cgroup returns the unit's cgroup. Its methods fail while the unit has none.
+func (i Info) Cgroup() Cgroup { return Cgroup{Path: i.ControlGroup} }
+
+// Info reads a scope or slice back. Of a unit that is not loaded the error is
+// ErrNotLoaded.
+func (m *Manager) Info(ctx context.Context, name string) (Info, error) {
+	var path dbus.ObjectPath
+	err := m.call(ctx, managerPath, managerIface+".GetUnit", []any{name}, &path)
+	if err != nil {
+		return Info{}, fmt.Errorf("look up %s: %w", name, err)
+	}
+	return m.infoAt(ctx, name, path)
+}
+
+// infoAt reads all properties in one call, so that they belong together.
+func (m *Manager) infoAt(ctx context.Context, name string, path dbus.ObjectPath) (Info, error) {
+	var props map[string]dbus.Variant
+	if err := m.call(ctx, path, propsIface+".GetAll", []any{""}, &props); err != nil {
+		return Info{}, fmt.Errorf("read %s: %w", name, err)
+	}
+	info := Info{Name: name}
+	info.merge(props)
+	if load, _ := props["LoadState"].Value().(string); load != "loaded" {
+		// Asking for the properties of a name that was unloaded a moment ago
+		// makes systemd load an empty unit for it.
+		return Info{}, fmt.Errorf("read %s: %w", name, ErrNotLoaded)
+	}
+	if info.ControlGroup == "" {
+		return info, nil
+	}
+	id, err := info.Cgroup().ID()
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			// A unit that has just ended keeps the path for a moment.
+			return info, nil
+		}
+		return Info{}, fmt.Errorf("read %s: %w", name, err)
+	}
+	if told, ok := props["ControlGroupId"].Value().(uint64); ok && told != 0 && told != id {
+		return Info{}, fmt.Errorf("read %s: its cgroup %s has number %d, systemd says %d", name, info.ControlGroup, id, told)
+	}
+	info.CgroupID = id
+	return info, nil
+}
+
+// merge takes over the properties that are there.
+func (i *Info) merge(props map[string]dbus.Variant) {
+	for name, to := range map[string]*string{
+		"ActiveState": &i.ActiveState, "SubState": &i.SubState, "Result": &i.Result,
+		"ControlGroup": &i.ControlGroup, "Slice": &i.Slice,
+	} {
+		if s, ok := props[name].Value().(string); ok {
+			*to = s
+		}
+	}
+	if id, ok := props["InvocationID"].Value().([]byte); ok && len(id) == 16 {
+		i.InvocationID = hex.EncodeToString(id)
+	}
+}
+
+// listed is one row of ListUnitsByPatterns.
+type listed struct {
+	Name, Description, Load, Active, Sub, Followed string
+	Path                                           dbus.ObjectPath
+	JobID                                          uint32
+	JobType                                        string
+	JobPath                                        dbus.ObjectPath
+}
+
+// List returns the loaded units whose names match one of the shell patterns.
+// Units that go while they are being read are left out.
+func (m *Manager) List(ctx context.Context, patterns ...string) ([]Info, error) {
+	if len(patterns) == 0 {
+		return nil, errors.New("list units: no pattern given")
+	}
+	var rows []listed
+	err := m.call(ctx, managerPath, managerIface+".ListUnitsByPatterns", []any{[]string{}, patterns}, &rows)
+	if err != nil {
+		return nil, fmt.Errorf("list units: %w", err)
+	}
+	infos := make([]Info, 0, len(rows))
+	for _, row := range rows {
+		info, err := m.infoAt(ctx, row.Name, row.Path)
+		switch {
+		case err == nil:
+			infos = append(infos, info)
+		case !errors.Is(err, ErrNotLoaded):
+			return nil, err
+		}
+	}
+	return infos, nil
+}
+
+// UnitOfPID returns the name of the unit that a process belongs to by its
+// cgroup. The error is ErrNoUnit if it belongs to none of this manager's, and
+// ErrNoProcess if there is no such process.
+func (m *Manager) UnitOfPID(ctx context.Context, pid int) (string, error) {
+	if pid <= 0 {
+		// To systemd 0 means the caller.
+		return "", fmt.Errorf("unit of process %d: %w", pid, ErrNoProcess)
+	}
+	var path dbus.ObjectPath
+	err := m.call(ctx, managerPath, managerIface+".GetUnitByPID", []any{uint32(pid)}, &path)
+	if err != nil {
+		return "", fmt.Errorf("unit of process %d: %w", pid, err)
+	}
+	var id dbus.Variant
+	if err := m.call(ctx, path, propsIface+".Get", []any{unitIface, "Id"}, &id); err != nil {
+		return "", fmt.Errorf("unit of process %d: %w", pid, err)
+	}
+	name, ok := id.Value().(string)
+	if !ok {
+		return "", fmt.Errorf("unit of process %d: its name has type %s", pid, id.Signature())
+	}
+	return name, nil
+}

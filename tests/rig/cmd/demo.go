@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"abfleet/tests/rig"
+	"abfleet/tests/site"
+)
+
+// demoPrefix keeps the demo's units, state and port apart from an installed
+// fleet's.
+const demoPrefix = "abfleetdemo"
+
+// loginWait bounds the demo's own login, the slowest step of a busy machine.
+const loginWait = 60 * time.Second
+
+// place is where the demo runs: a rig, or this machine's own user manager.
+type place struct {
+	command func(ctx context.Context, name string, args ...string) *exec.Cmd
+	bin     string // directory of the programs, as seen there
+	close   func() error
+}
+
+func (p *place) abfleet(ctx context.Context, args ...string) *exec.Cmd {
+	return p.command(ctx, filepath.Join(p.bin, "abfleet"), append([]string{"--prefix", demoPrefix}, args...)...)
+}
+
+// say runs an abfleet command the way a person would and shows it.
+func (p *place) say(ctx context.Context, args ...string) error {
+	fmt.Println("$ abfleet --prefix", demoPrefix, strings.Join(args, " "))
+	cmd := p.abfleet(ctx, args...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("abfleet %s: %w", args[0], err)
+	}
+	return nil
+}
+
+// demo brings the whole product up on the local site and keeps it up until ctx
+// ends.
+func demo(ctx context.Context) (err error) {
+	bin, err := filepath.Abs("bin")
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(bin, "abfleetd")); err != nil {
+		return errors.New("cannot run the demo: no programs in bin/\nhint: make build")
+	}
+	p, err := findPlace(ctx, bin)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+
+	done := make(chan struct{})
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: demoSite(done)}
+	go server.Serve(listener)
+	defer server.Close()
+	address := "http://" + listener.Addr().String()
+
+	if err := p.say(ctx, "setup", "--bin-dir", p.bin, "--now"); err != nil {
+		return err
+	}
+	defer func() {
+		// ctx has ended by now; the units still have to go.
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, p.say(uctx, "uninstall"))
+	}()
+	if err := p.say(ctx, "identity", "create", "demo"); err != nil {
+		return err
+	}
+	if err := p.say(ctx, "identity", "login", "demo", "--url", address+"/demo"); err != nil {
+		return err
+	}
+	fmt.Println("the demo logs in by itself, as ada, on its own small site; on a real one you would do it in the page above")
+	select {
+	case <-done:
+	case <-time.After(loginWait):
+		return errors.New("cannot log in to the demo site: the login browser never got there")
+	case <-ctx.Done():
+		return nil
+	}
+	if err := p.say(ctx, "identity", "save", "demo"); err != nil {
+		return err
+	}
+	if err := p.say(ctx, "session", "use", "demo-session", "demo"); err != nil {
+		return err
+	}
+	if err := agent(ctx, p, address+"/account"); err != nil {
+		return err
+	}
+	var view struct{ View struct{ URL string } }
+	out, err := p.abfleet(ctx, "view", "--session", "demo-session", "--json").Output()
+	if err != nil {
+		return fmt.Errorf("abfleet view: %w", err)
+	}
+	if err := json.Unmarshal(out, &view); err != nil {
+		return err
+	}
+	fmt.Printf("\nA Session Browser is live. See and use it (the address holds its key):\n\n    %s\n\nCtrl-C ends the demo.\n", view.View.URL)
+	<-ctx.Done()
+	fmt.Println("\nstopping")
+	return nil
+}
+
+// agent is an MCP client that uses the Session Browser.
+func agent(ctx context.Context, p *place, url string) error {
+	fmt.Println("$ an MCP client, over: abfleet mcp --session demo-session")
+	client := mcp.NewClient(&mcp.Implementation{Name: "demo", Version: "1"}, nil)
+	cmd := p.abfleet(ctx, "mcp", "--session", "demo-session")
+	cmd.Stderr = os.Stderr
+	session, err := client.Connect(ctx, &mcp.CommandTransport{Command: cmd}, nil)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	for _, call := range []*mcp.CallToolParams{
+		{Name: "browser_navigate", Arguments: map[string]any{"url": url}},
+		{Name: "browser_snapshot", Arguments: map[string]any{}},
+	} {
+		result, err := session.CallTool(ctx, call)
+		if err != nil {
+			return err
+		}
+		fmt.Println("  ", call.Name)
+		for _, c := range result.Content {
+			if text, ok := c.(*mcp.TextContent); ok {
+				fmt.Println("    " + strings.ReplaceAll(text.Text, "\n", "\n    "))
+			}
+		}
+		if result.IsError {
+			return fmt.Errorf("%s failed", call.Name)
+		}
+	}
+	return nil
+}
+
+// demoSite is the test site with one page more, which logs in and says so.
+func demoSite(done chan<- struct{}) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", site.Handler(site.Options{}))
+	mux.HandleFunc("GET /demo", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		fmt.Fprintf(w, `<!doctype html><title>Logging in</title><p>The demo logs in.<iframe id="account" hidden></iframe><script>
+(async () => {
+	const answer = await fetch("/login", { method: "POST", body: new URLSearchParams({ user: %q, pass: %q }) });
+	const frame = document.getElementById("account");
+	frame.src = answer.url;
+	for (;;) {
+		await new Promise(requestAnimationFrame);
+		if (frame.contentDocument?.getElementById("status")?.textContent === "Storage was read") break;
+	}
+	await fetch("/demo/done", { method: "POST" });
+	location = "/account";
+})();
+</script>`, site.DefaultUser, site.DefaultPassword)
+	})
+	mux.HandleFunc("POST /demo/done", func(http.ResponseWriter, *http.Request) {
+		select {
+		case done <- struct{}{}:
+		default:
+		}
+	})
+	return mux
+}
+
+// findPlace decides who may run the demo where.
+func findPlace(ctx context.Context, bin string) (*place, error) {
+	if hostSystemd() {
+		return hostPlace(bin)
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("cannot run the demo: no systemd runs here, and a private one needs root\nhint: sudo make run")
+	}
+	fmt.Println("no systemd runs on this machine: booting a private one")
+	r, err := rig.Boot(ctx, rig.Options{Name: "demo", HostNetwork: true, Binds: map[string]string{bin: rig.BinDir}})
+	if err != nil {
+		return nil, err
+	}
+	return &place{command: r.User, bin: rig.BinDir, close: r.Close}, nil
+}
+
+// hostPlace is this machine's own manager, for a normal user: the caller, or
+// whoever called sudo.
+func hostPlace(bin string) (*place, error) {
+	command := func(ctx context.Context, name string, args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Env = os.Environ()
+		return cmd
+	}
+	if os.Geteuid() == 0 {
+		name := os.Getenv("SUDO_USER")
+		if name == "" || name == "root" {
+			return nil, errors.New("cannot run the demo as root: Chromium's sandbox needs a normal user\nhint: run make run as the user who will use it")
+		}
+		u, err := user.Lookup(name)
+		if err != nil {
+			return nil, err
+		}
+		command = func(ctx context.Context, program string, args ...string) *exec.Cmd {
+			run := "/run/user/" + u.Uid
+			cmd := exec.CommandContext(ctx, "runuser", append([]string{"-u", name, "--", program}, args...)...)
+			cmd.Env = []string{"HOME=" + u.HomeDir, "USER=" + name, "LOGNAME=" + name, "LANG=C.UTF-8", "PATH=/usr/local/bin:/usr/bin:/bin",
+				"XDG_RUNTIME_DIR=" + run, "DBUS_SESSION_BUS_ADDRESS=unix:path=" + run + "/bus"}
+			return cmd
+		}
+	}
+	return &place{command: command, bin: bin, close: func() error { return nil }}, nil
+}
