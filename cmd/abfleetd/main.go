@@ -1,0 +1,102 @@
+// Command abfleetd is the service of the fleet. systemd starts it through its
+// sockets; see units/ and abfleet setup.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"abfleet/internal/api"
+	"abfleet/internal/config"
+	"abfleet/internal/fault"
+	"abfleet/internal/sd"
+	"abfleet/internal/store"
+)
+
+// Exit statuses of a start that the same configuration on the same host will
+// not get beyond, after sysexits(3). The unit does not restart the service then.
+const (
+	exitFailed      = 1
+	exitUsage       = 2
+	exitUnavailable = 69
+	exitConfig      = 78
+)
+
+func main() {
+	store.MaybeRunChecker()
+	os.Exit(run())
+}
+
+func run() int {
+	flags := flag.NewFlagSet("abfleetd", flag.ContinueOnError)
+	configFile := flags.String("config", "", "configuration `file` (default $XDG_CONFIG_HOME/abfleet/config.toml)")
+	control := flags.String("listen-control", "", "unix socket `path` to listen on when systemd passes no sockets")
+	web := flags.String("listen-web", "", "loopback `address` to listen on when systemd passes no sockets")
+	debug := flags.Bool("debug", false, "log details")
+	version := flags.Bool("version", false, "print the version and exit")
+	if err := flags.Parse(os.Args[1:]); err != nil {
+		return exitUsage
+	}
+	if *version {
+		fmt.Println("abfleetd", api.Version)
+		return 0
+	}
+	level := slog.LevelInfo
+	if *debug {
+		level = slog.LevelDebug
+	}
+	log := sd.NewLogger(level)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+
+	err := func() error {
+		listeners, err := listen(*control, *web)
+		if err != nil {
+			return err
+		}
+		cfg, err := config.Load(*configFile, os.Getenv)
+		if err != nil {
+			return err
+		}
+		return serve(ctx, stop, cfg, listeners, log)
+	}()
+	if err == nil {
+		return 0
+	}
+	log.Error(err.Error(), sd.EventKey, string(sd.ServiceFailed), "code", string(fault.CodeOf(err)), "hint", fault.HintOf(err))
+	sd.Status(fmt.Sprintf("%v (%s)", err, fault.HintOf(err)))
+	switch fault.CodeOf(err) {
+	case fault.InvalidConfig, fault.InvalidArgument:
+		return exitConfig
+	case fault.StateInUse, fault.StateCorrupt, fault.StateTooNew, fault.UnsafePath, fault.CgroupUnsupported, fault.PortTaken:
+		return exitUnavailable
+	}
+	return exitFailed
+}
+
+// listen returns the sockets from systemd, or those of the flags.
+func listen(control, web string) (map[string][]net.Listener, error) {
+	listeners, err := sd.Listeners(sd.ControlSocket, sd.WebSocket)
+	if err != nil || listeners != nil {
+		return listeners, err
+	}
+	if control == "" || web == "" {
+		return nil, fault.New(fault.InvalidArgument, "find the sockets of the service",
+			"Start it through its socket units (abfleet setup --now), or pass --listen-control and --listen-web", "systemd passed none")
+	}
+	controlListener, err := sd.ListenControl(control)
+	if err != nil {
+		return nil, err
+	}
+	webListener, err := sd.ListenWeb(web)
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]net.Listener{sd.ControlSocket: {controlListener}, sd.WebSocket: {webListener}}, nil
+}

@@ -1,0 +1,197 @@
+// Package api is what the service and its own clients share: the paths and
+// headers of the control socket, the JSON on it, and the client that the CLI
+// and the stdio bridge use. Nothing here is reachable but through a unix socket
+// that belongs to the user.
+package api
+
+import (
+	"strings"
+	"time"
+
+	"abfleet/internal/fault"
+)
+
+// Version of the build, set by the linker.
+var Version = "unknown"
+
+// Headers of requests to MCPPath.
+const (
+	// HeaderSession names the DSH session that the caller acts for. It is
+	// required: the session never comes from a tool argument.
+	HeaderSession = "Abfleet-Session"
+	// HeaderClient tells several MCP clients of one session apart: tabs, refs
+	// and request ids are theirs alone. Optional.
+	HeaderClient = "Abfleet-Client"
+)
+
+// Paths on the control socket.
+const (
+	MCPPath         = "/mcp"
+	VersionPath     = "/v1/version"
+	DoctorPath      = "/v1/doctor"
+	IdentitiesPath  = "/v1/identities"
+	IdentityPath    = "/v1/identity"
+	LoginPath       = "/v1/identity/login"
+	StopLoginPath   = "/v1/identity/stop-login"
+	SavePath        = "/v1/identity/save"
+	SessionsPath    = "/v1/sessions"
+	SessionPath     = "/v1/session"
+	UsePath         = "/v1/session/use"
+	StopSessionPath = "/v1/session/stop"
+	ViewPath        = "/v1/view"
+)
+
+// WebPrefix is where the web listener serves its API, below it SocketPath the
+// one websocket.
+const (
+	WebPrefix  = "/api/agent-browser-fleet"
+	StatusPath = WebPrefix + "/auth/status"
+	SignInPath = WebPrefix + "/auth/login"
+	StatePath  = WebPrefix + "/state"
+	SocketPath = WebPrefix + "/novnc/ws"
+)
+
+// MaxBody caps the body of a control or web request, in bytes. MaxMCPBody caps
+// one MCP message.
+const (
+	MaxBody    = 64 << 10
+	MaxMCPBody = 4 << 20
+)
+
+// Error is the failure in an answer.
+type Error struct {
+	Code    fault.Code `json:"code"`
+	Message string     `json:"message"`
+	Hint    string     `json:"hint,omitempty"`
+}
+
+// ErrorOf returns err as it is shown to a caller.
+func ErrorOf(err error) *Error {
+	return &Error{Code: fault.CodeOf(err), Message: err.Error(), Hint: fault.HintOf(err)}
+}
+
+// Fault returns the error as the service had it.
+func (e *Error) Fault() *fault.Error {
+	op, cause, found := strings.Cut(strings.TrimPrefix(e.Message, "cannot "), ": ")
+	f := &fault.Error{Code: e.Code, Op: op, Hint: e.Hint}
+	if found {
+		f.Err = text(cause)
+	}
+	return f
+}
+
+type text string
+
+func (t text) Error() string { return string(t) }
+
+// Answer is the envelope of every answer: OK, and one of the others.
+type Answer struct {
+	OK         bool       `json:"ok"`
+	Error      *Error     `json:"error,omitempty"`
+	Version    *Build     `json:"version,omitempty"`
+	Doctor     *Doctor    `json:"doctor,omitempty"`
+	Identity   *Identity  `json:"identity,omitempty"`
+	Identities []Identity `json:"identities,omitempty"`
+	Session    *Session   `json:"session,omitempty"`
+	Sessions   []Session  `json:"sessions,omitempty"`
+	View       *View      `json:"view,omitempty"`
+}
+
+// Build says what runs.
+type Build struct {
+	Version     string    `json:"version"`
+	PID         int       `json:"pid"`
+	StartedAt   time.Time `json:"started_at"`
+	Running     int       `json:"running"`
+	Quarantined int       `json:"quarantined"`
+}
+
+// Doctor is the outcome of the checks, as one of the two sides sees it.
+type Doctor struct {
+	OK       bool      `json:"ok"`
+	Findings []Finding `json:"findings"`
+}
+
+// Finding is the outcome of one check.
+type Finding struct {
+	Code     string `json:"code"`
+	Title    string `json:"title"`
+	Severity string `json:"severity"` // of a failure: "error" or "warning"
+	Status   string `json:"status"`   // "ok", "failed", "skipped"
+	Text     string `json:"text,omitempty"`
+	Hint     string `json:"hint,omitempty"`
+}
+
+// Identity is a reusable login.
+type Identity struct {
+	ID               string    `json:"id"`
+	Name             string    `json:"name"`
+	State            string    `json:"state"`
+	Login            Login     `json:"login"`
+	Sessions         int       `json:"sessions"`
+	PreparedProfiles int       `json:"prepared_profiles"`
+	SnapshotAt       time.Time `json:"snapshot_at,omitzero"`
+	CreatedAt        time.Time `json:"created_at"`
+	UpdatedAt        time.Time `json:"updated_at"`
+	Problem          *Problem  `json:"problem,omitempty"`
+}
+
+// Login is the login browser of an Identity.
+type Login struct {
+	State     string    `json:"state"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	Unsaved   bool      `json:"unsaved,omitempty"`
+	Problem   *Problem  `json:"problem,omitempty"`
+}
+
+// Session is a session that is bound to an Identity.
+type Session struct {
+	Session      string    `json:"session"`
+	IdentityID   string    `json:"identity_id"`
+	IdentityName string    `json:"identity_name"`
+	Wanted       string    `json:"wanted"`
+	State        string    `json:"state"`
+	StartedAt    time.Time `json:"started_at,omitzero"`
+	BoundAt      time.Time `json:"bound_at"`
+	UpdatedAt    time.Time `json:"updated_at"`
+	Problem      *Problem  `json:"problem,omitempty"`
+	LastExit     *Exit     `json:"last_exit,omitempty"`
+}
+
+// Problem is the last failure of something.
+type Problem struct {
+	Error
+	At time.Time `json:"at"`
+}
+
+// Exit is how a browser ended.
+type Exit struct {
+	Clean    bool      `json:"clean"`
+	Trigger  string    `json:"trigger,omitempty"`
+	Detail   string    `json:"detail,omitempty"`
+	OOMKills int       `json:"oom_kills,omitempty"`
+	At       time.Time `json:"at"`
+}
+
+// View is a link to the page that shows a browser.
+type View struct {
+	URL string `json:"url"`
+}
+
+// CreateIdentity is the body of POST IdentitiesPath.
+type CreateIdentity struct {
+	Name string `json:"name"`
+}
+
+// IdentityRequest is the body of the requests about one Identity. Identity is
+// its id or its name.
+type IdentityRequest struct {
+	Identity string `json:"identity"`
+	URL      string `json:"url,omitempty"` // LoginPath only: what to open
+}
+
+// SessionRequest is the body of the requests about one session.
+type SessionRequest struct {
+	Session  string `json:"session"`
+	Identity string `json:"identity,omitempty"` // UsePath only
+}

@@ -1,0 +1,446 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"abfleet/internal/api"
+	"abfleet/internal/config"
+	"abfleet/internal/doctor"
+	"abfleet/internal/fault"
+	"abfleet/units"
+)
+
+const (
+	// marker is the first line of every file that setup writes. Only files
+	// that have it are ever replaced or removed.
+	marker = "# Written by abfleet setup; changes are lost. Put yours into a drop-in directory.\n"
+	// Ports are chosen from a range below the one from which the kernel
+	// hands out ephemeral ports.
+	firstPort, portCount = 20000, 10000
+	// systemctlTimeout bounds one systemctl call. Starting the service takes
+	// as long as finding its browsers again.
+	systemctlTimeout = 2 * time.Minute
+)
+
+// setup is what the setup and uninstall commands work on.
+type setup struct {
+	*app
+	binDir   string
+	stateDir string
+	port     int
+	now      bool
+	unitDir  string
+}
+
+func (a *app) newSetup() *setup {
+	return &setup{app: a, unitDir: filepath.Join(a.configDir(), "systemd", "user")}
+}
+
+func (a *app) setupCommand() *cobra.Command {
+	s := a.newSetup()
+	cmd := &cobra.Command{
+		Use: "setup", Short: "Install the fleet's units for this user", Args: cobra.NoArgs,
+		Long: `setup writes the unit files of the fleet into this user's unit directory, chooses
+a loopback port for the page, and enables the sockets, through which the service
+starts when it is needed. It may be run again at any time, also for an upgrade:
+running browsers stay.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s.unitDir = filepath.Join(a.configDir(), "systemd", "user")
+			return s.run(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&s.binDir, "bin-dir", "", "directory of abfleetd and abfleet-role (default the one of this command)")
+	flags.StringVar(&s.stateDir, "state-dir", "", "state directory (default $XDG_STATE_HOME/<prefix>)")
+	flags.IntVar(&s.port, "port", 0, "loopback port of the page (default: the recorded one, else a free one)")
+	flags.BoolVar(&s.now, "now", false, "start the sockets and the service now")
+	return cmd
+}
+
+func (a *app) uninstallCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "uninstall", Short: "Stop the fleet and remove what setup wrote; state and logins stay", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.newSetup().remove(cmd.Context()) },
+	}
+}
+
+// unitNames returns the units that are enabled, sockets first.
+func (s *setup) unitNames() (sockets []string, service, slice string) {
+	name := func(unit string) string { return units.Name(s.prefix, unit) }
+	return []string{name("abfleetd-control.socket"), name("abfleetd-web.socket")}, name("abfleetd.service"), name("abfleet.slice")
+}
+
+var prefixForm = regexp.MustCompile(`^[a-z][a-z0-9]{0,15}$`)
+
+func (s *setup) run(ctx context.Context) error {
+	const op = "set up the fleet"
+	if os.Geteuid() == 0 {
+		return fault.New(fault.InvalidArgument, op, "Run it as the normal user whose browsers these are", "root cannot run Chromium's sandbox")
+	}
+	if !prefixForm.MatchString(s.prefix) {
+		return usageError{fmt.Errorf("--prefix %q: use 1 to 16 lower case letters and digits", s.prefix)}
+	}
+	if s.binDir == "" {
+		s.binDir = executableDir()
+	}
+	for _, program := range []string{"abfleetd", "abfleet-role"} {
+		path := filepath.Join(s.binDir, program)
+		if err := unix.Access(path, unix.X_OK); err != nil || !filepath.IsAbs(path) {
+			return fault.New(fault.ProgramMissing, op, "Build it (make build), or name its directory with --bin-dir", "there is no program %s", path)
+		}
+	}
+	if err := s.checkHost(ctx, op); err != nil {
+		return err
+	}
+	configFile, err := s.writeConfig()
+	if err != nil {
+		return err
+	}
+	s.app.config = configFile
+	cfg, err := s.load()
+	if err != nil {
+		return err
+	}
+	if cfg.UnitPrefix != s.prefix {
+		return fault.New(fault.InvalidConfig, op, "Give the same prefix in both places", "the configuration has unit_prefix %q, setup has --prefix %q", cfg.UnitPrefix, s.prefix)
+	}
+	port, err := s.choosePort(cfg)
+	if err != nil {
+		return err
+	}
+	changed, err := s.writeUnits(configFile, port)
+	if err != nil {
+		return err
+	}
+	sockets, service, _ := s.unitNames()
+	if err := s.systemctl(ctx, "daemon-reload"); err != nil {
+		return err
+	}
+	if err := s.systemctl(ctx, append([]string{"enable", service}, sockets...)...); err != nil {
+		return err
+	}
+	if s.now {
+		if err := s.start(ctx, changed, port); err != nil {
+			return err
+		}
+	}
+	return s.tell(ctx, cfg, port)
+}
+
+// checkHost refuses what would make the units useless.
+func (s *setup) checkHost(ctx context.Context, op string) error {
+	if s.getenv("XDG_RUNTIME_DIR") == "" {
+		return fault.New(fault.SystemdUnavailable, op, "Log in through systemd-logind (ssh, not su), or run: export XDG_RUNTIME_DIR=/run/user/$(id -u)", "XDG_RUNTIME_DIR is not set")
+	}
+	return doctor.Refusal(ctx, doctor.NewEnv(&config.Config{Manager: config.ManagerUser}, ""))
+}
+
+// writeConfig makes the configuration of a fleet under another prefix, and
+// returns the file to name in the unit, "" for the default one.
+func (s *setup) writeConfig() (string, error) {
+	if s.app.config != "" {
+		if s.stateDir != "" {
+			return "", usageError{errors.New("--state-dir and --config: set home in the configuration")}
+		}
+		return filepath.Abs(s.app.config)
+	}
+	if s.prefix == "abfleet" {
+		return "", nil
+	}
+	path := s.configFile()
+	state := filepath.Join(s.getenv("HOME"), ".local", "state", s.prefix)
+	if dir := s.getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		state = filepath.Join(dir, s.prefix)
+	}
+	if s.stateDir != "" {
+		var err error
+		if state, err = filepath.Abs(s.stateDir); err != nil {
+			return "", err
+		}
+	}
+	content := fmt.Sprintf("%sunit_prefix = %q\nhome = %q\n", marker, s.prefix, state)
+	if existing, err := os.ReadFile(path); err == nil && !strings.HasPrefix(string(existing), marker) {
+		// The user's own; checked by whoever loads it.
+		return path, nil
+	}
+	return path, writeFile(path, content)
+}
+
+// choosePort returns the port of the page: the one asked for, the one of an
+// earlier setup, or the first free one after a number that depends on the user
+// and the prefix, so that a second try finds the same.
+func (s *setup) choosePort(cfg *config.Config) (int, error) {
+	const op = "choose the port of the page"
+	recorded := s.recordedPort()
+	asked := s.port
+	if _, text, err := net.SplitHostPort(cfg.WebListen); asked == 0 && err == nil {
+		asked, _ = strconv.Atoi(text)
+	}
+	switch {
+	case asked < 0 || asked > 65535:
+		return 0, usageError{fmt.Errorf("--port %d: use a number from 1 to 65535", asked)}
+	case asked != 0 && asked == recorded:
+		return asked, nil
+	case asked != 0 && !portFree(asked):
+		return 0, fault.New(fault.PortTaken, op, "Leave out --port to have a free one chosen", "port %d is in use", asked)
+	case asked != 0:
+		return asked, nil
+	case recorded != 0:
+		return recorded, nil
+	}
+	hash := fnv.New32a()
+	_, _ = fmt.Fprintf(hash, "%d %s", os.Geteuid(), s.prefix)
+	start := int(hash.Sum32() % portCount)
+	for i := range portCount {
+		if port := firstPort + (start+i)%portCount; portFree(port) {
+			return port, nil
+		}
+	}
+	return 0, fault.New(fault.PortTaken, op, "Name a free port with --port", "no port from %d to %d is free", firstPort, firstPort+portCount-1)
+}
+
+func portFree(port int) bool {
+	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return false
+	}
+	_ = listener.Close()
+	return true
+}
+
+var listenStream = regexp.MustCompile(`(?m)^ListenStream=127\.0\.0\.1:([0-9]+)$`)
+
+// recordedPort reads the port of an earlier setup, 0 for none.
+func (s *setup) recordedPort() int {
+	data, err := os.ReadFile(filepath.Join(s.unitDir, units.WebPort(s.prefix, 0).Name))
+	if err != nil {
+		return 0
+	}
+	found := listenStream.FindSubmatch(data)
+	if found == nil {
+		return 0
+	}
+	port, _ := strconv.Atoi(string(found[1]))
+	return port
+}
+
+// writeUnits writes the unit files and reports whether a socket's changed.
+func (s *setup) writeUnits(configFile string, port int) (changed bool, err error) {
+	params := units.Params{Prefix: s.prefix, BinDir: s.binDir, Config: configFile}
+	if s.stateDir != "" && configFile == "" {
+		state, err := filepath.Abs(s.stateDir)
+		if err != nil {
+			return false, err
+		}
+		params.Environment = append(params.Environment, "AGENT_BROWSER_FLEET_HOME="+state)
+	}
+	files, err := units.Render(params)
+	if err != nil {
+		return false, err
+	}
+	for _, file := range append(files, units.WebPort(s.prefix, port)) {
+		path := filepath.Join(s.unitDir, file.Name)
+		content := marker + file.Content
+		existing, err := os.ReadFile(path)
+		if err == nil && string(existing) == content {
+			continue
+		}
+		if err == nil && !strings.HasPrefix(string(existing), marker) {
+			return false, fault.New(fault.UnsafePath, "write unit file", "Move it away, or choose another --prefix", "%s is there and not from setup", path)
+		}
+		if strings.Contains(file.Name, ".socket") {
+			changed = true
+		}
+		if err := writeFile(path, content); err != nil {
+			return false, err
+		}
+	}
+	return changed, nil
+}
+
+// writeFile writes a configuration file that appears complete or not at all.
+func writeFile(path, content string) error {
+	const op = "write a file of the setup"
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fault.Wrap(err, fault.UnsafePath, op, "Check the directory's owner and mode")
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), ".abfleet-*")
+	if err != nil {
+		return fault.Wrap(err, fault.UnsafePath, op, "Check the directory's owner and mode")
+	}
+	defer os.Remove(temp.Name())
+	_, err = temp.WriteString(content)
+	err = errors.Join(err, temp.Chmod(0o644), temp.Sync(), temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), path)
+	}
+	return fault.Wrap(err, fault.NoSpace, op, "Free space in "+filepath.Dir(path))
+}
+
+// start starts the sockets and the service, of the new binaries and units.
+func (s *setup) start(ctx context.Context, socketsChanged bool, port int) error {
+	sockets, service, _ := s.unitNames()
+	// Failed units of an earlier try would be refused for their start limit.
+	_ = s.systemctl(ctx, append([]string{"reset-failed", service}, sockets...)...)
+	verb := "start"
+	if socketsChanged {
+		// systemd restarts no socket whose service runs. Its browsers stay.
+		if err := s.systemctl(ctx, "stop", service); err != nil {
+			return err
+		}
+		verb = "restart"
+	}
+	if err := s.systemctl(ctx, append([]string{verb}, sockets...)...); err != nil {
+		if !s.active(ctx, sockets[1]) && !portFree(port) {
+			return fault.New(fault.PortTaken, "start the web socket", "Run: abfleet setup --now --port N, with another number", "port %d is in use", port)
+		}
+		return err
+	}
+	if err := s.systemctl(ctx, "restart", service); err != nil {
+		status := s.property(ctx, service, "StatusText")
+		if status == "" {
+			return err
+		}
+		return fault.New(fault.ServiceUnavailable, "start the service", "See: journalctl --user -u "+service, "%s", status)
+	}
+	return nil
+}
+
+// tell says what exists now.
+func (s *setup) tell(ctx context.Context, cfg *config.Config, port int) error {
+	type unitState struct {
+		Unit   string `json:"unit"`
+		State  string `json:"state"`
+		Serves string `json:"serves"`
+	}
+	sockets, service, slice := s.unitNames()
+	states := []unitState{
+		{sockets[0], "", cfg.ControlSocket() + " (control and MCP)"},
+		{sockets[1], "", "http://127.0.0.1:" + strconv.Itoa(port) + "/ (page)"},
+		{service, "", "the service, started through its sockets"},
+		{slice, "", "the browsers, below it"},
+	}
+	for i := range states {
+		states[i].State = s.property(ctx, states[i].Unit, "ActiveState")
+	}
+	findings := doctor.Run(ctx, doctor.NewEnv(cfg, ""), doctor.Checks())
+	if s.json {
+		s.writeJSON(map[string]any{"ok": true, "units": states, "port": port, "unit_dir": s.unitDir, "doctor": api.Doctor{OK: doctor.OK(findings), Findings: findings}})
+		return nil
+	}
+	s.printf("installed in %s:\n", s.unitDir)
+	for _, state := range states {
+		s.printf("  %-28s %-9s %s\n", state.Unit, state.State, state.Serves)
+	}
+	for _, f := range findings {
+		if f.Status == doctor.StatusFailed {
+			s.printf("note: %s\nhint: %s\n", f.Text, f.Hint)
+		}
+	}
+	if !s.now {
+		s.printf("start with: systemctl --user start %s\n", strings.Join(sockets, " "))
+	}
+	return nil
+}
+
+// remove stops everything and removes what setup wrote. Browsers close first,
+// in order, so that no login is lost.
+func (s *setup) remove(ctx context.Context) error {
+	if !prefixForm.MatchString(s.prefix) {
+		return usageError{fmt.Errorf("--prefix %q: use 1 to 16 lower case letters and digits", s.prefix)}
+	}
+	sockets, service, slice := s.unitNames()
+	var written []string
+	for _, unit := range append(append([]string{}, sockets...), service, slice, units.WebPort(s.prefix, 0).Name) {
+		path := filepath.Join(s.unitDir, unit)
+		data, err := os.ReadFile(path)
+		if err == nil && strings.HasPrefix(string(data), marker) {
+			written = append(written, path)
+		}
+	}
+	if data, err := os.ReadFile(s.configFile()); err == nil && strings.HasPrefix(string(data), marker) {
+		written = append(written, s.configFile())
+	}
+	if len(written) == 0 {
+		return fault.New(fault.NotFound, "uninstall the fleet", "Name its --prefix", "setup wrote nothing in %s", s.unitDir)
+	}
+	if err := s.systemctl(ctx, append([]string{"disable", "--now", service}, sockets...)...); err != nil {
+		return err
+	}
+	if err := s.systemctl(ctx, "stop", slice); err != nil {
+		return err
+	}
+	for _, path := range written {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fault.Wrap(err, fault.UnsafePath, "remove a file of the setup", "Remove it yourself")
+		}
+		// Drop-in and configuration directories that are empty now were ours.
+		if dir := filepath.Dir(path); dir != s.unitDir {
+			_ = os.Remove(dir)
+		}
+	}
+	if dir := s.getenv("XDG_RUNTIME_DIR"); dir != "" {
+		// systemd leaves the path of a socket behind.
+		run := filepath.Join(dir, s.prefix)
+		_ = os.Remove(filepath.Join(run, "control.sock"))
+		_ = os.Remove(run)
+	}
+	if err := s.systemctl(ctx, "daemon-reload"); err != nil {
+		return err
+	}
+	if s.json {
+		s.writeJSON(map[string]any{"ok": true, "removed": written})
+		return nil
+	}
+	for _, path := range written {
+		s.printf("removed %s\n", path)
+	}
+	s.printf("the state directory stays, with all logins\n")
+	return nil
+}
+
+// systemctl asks the user manager.
+func (s *setup) systemctl(ctx context.Context, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, systemctlTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "systemctl", append([]string{"--user", "--quiet", "--no-ask-password"}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return fault.New(fault.SystemdUnavailable, "ask the user manager", "Run: sudo apt-get install systemd", "%w", err)
+	}
+	return fault.New(fault.SystemdUnavailable, "run systemctl --user "+args[0], "Run `abfleet doctor`, and see: journalctl --user -u "+units.Name(s.prefix, "abfleetd.service"),
+		"%s", strings.Join(strings.Fields(string(out)+" ("+err.Error()+")"), " "))
+}
+
+// property returns a property of a unit, "" when it cannot be read.
+func (s *setup) property(ctx context.Context, unit, name string) string {
+	ctx, cancel := context.WithTimeout(ctx, systemctlTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "systemctl", "--user", "show", "--value", "--property="+name, unit).Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (s *setup) active(ctx context.Context, unit string) bool {
+	return s.property(ctx, unit, "ActiveState") == "active"
+}

@@ -1,0 +1,584 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"abfleet/internal/audit"
+	"abfleet/internal/fault"
+	"abfleet/internal/store"
+)
+
+const (
+	opUse    = "use identity"
+	opStart  = "start session browser"
+	opStop   = "stop session browser"
+	opSwitch = "switch identity"
+)
+
+// bound is a Binding with what it points to.
+type bound struct {
+	binding  *binding
+	identity *identity
+	profile  *profile
+}
+
+// loadBinding returns nil for a session without a Binding.
+func (f *Fleet) loadBinding(session string) (*bound, error) {
+	var b *bound
+	err := f.view(func(tx *store.Tx) (err error) {
+		b, err = getBound(tx, session)
+		return err
+	})
+	return b, err
+}
+
+func getBound(tx *store.Tx, session string) (*bound, error) {
+	bind, err := optional(bindings.Get(tx, session))
+	if err != nil || bind == nil {
+		return nil, err
+	}
+	b := &bound{binding: bind}
+	if b.identity, err = identities.Get(tx, bind.Value.Identity); err != nil {
+		return nil, err
+	}
+	b.profile, err = profiles.Get(tx, bind.Value.Profile)
+	return b, err
+}
+
+// UseIdentity binds the session to an Identity and ensures that its Session
+// Browser runs. The same Identity again changes nothing. Another one replaces
+// the browser: the new one is started first, and the old one stays as it is if
+// anything fails.
+func (f *Fleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref string) (SessionView, error) {
+	if err := checkSession(opUse, session); err != nil {
+		return SessionView{}, err
+	}
+	return run(ctx, f, opUse, sessionKey(session), func(ctx context.Context) (SessionView, error) {
+		if err := f.resumeSession(ctx, audit.System("interrupted operation"), session); err != nil {
+			return SessionView{}, err
+		}
+		var id *identity
+		err := f.view(func(tx *store.Tx) (err error) {
+			id, err = find(tx, opUse, ref)
+			return err
+		})
+		if err != nil {
+			return SessionView{}, err
+		}
+		b, err := f.loadBinding(session)
+		if err != nil {
+			return SessionView{}, err
+		}
+		if b == nil || b.identity.Key != id.Key {
+			if id.Value.State != Ready {
+				return SessionView{}, fault.New(fault.IdentityNotReady, opUse,
+					"A person has to log in and save it first: abfleet identity login, then abfleet identity save", "Identity %q is %s", id.Value.Name, id.Value.State)
+			}
+		}
+		switch {
+		case b == nil:
+			b, err = f.bind(actor, session, id)
+			if err == nil {
+				_, err = f.ensure(ctx, actor, b)
+			}
+		case b.identity.Key == id.Key:
+			_, err = f.ensure(ctx, actor, b)
+		default:
+			err = f.switchTo(ctx, actor, b, id)
+		}
+		if err != nil {
+			return SessionView{}, err
+		}
+		return f.sessionView(session)
+	})
+}
+
+// allocate returns a Profile of an Identity that nobody uses, or a new one.
+func (f *Fleet) allocate(tx *store.Tx, id *identity, session string) (*profile, error) {
+	used := map[string]bool{}
+	allBindings, err := bindings.List(tx)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range allBindings {
+		used[b.Value.Profile] = true
+	}
+	allIntents, err := intents.List(tx)
+	if err != nil {
+		return nil, err
+	}
+	for _, it := range allIntents {
+		used[it.Value.Profile] = true
+	}
+	all, err := profiles.List(tx)
+	if err != nil {
+		return nil, err
+	}
+	var free *profile
+	for _, p := range all {
+		if p.Value.Identity != id.Key || p.Value.State != Ready || used[p.Key] || f.isQuarantined(p.Value.Instance) {
+			continue
+		}
+		r, err := runtimes.Get(tx, p.Value.Instance)
+		if err != nil {
+			return nil, err
+		}
+		if r.Value.State != Stopped {
+			continue
+		}
+		// The one this session had before is best, the oldest one next.
+		better := free == nil || p.Value.Created.Before(free.Value.Created)
+		if free != nil && (p.Value.LastSession == session) != (free.Value.LastSession == session) {
+			better = p.Value.LastSession == session
+		}
+		if better {
+			free = p
+		}
+	}
+	at := now()
+	if free == nil {
+		free = &profile{Key: profilePrefix + randomText(alphanumeric, idLength), Value: profileRecord{Identity: id.Key, Created: at}}
+		if err := free.Value.apply(onCreate, facts{}, at); err != nil {
+			return nil, err
+		}
+		if free.Value.Instance, err = newRuntime(tx, runtimeRecord{Identity: id.Key, Profile: free.Key, Updated: at}); err != nil {
+			return nil, err
+		}
+	}
+	free.Value.LastSession, free.Value.Updated = session, at
+	return free, profiles.Put(tx, free)
+}
+
+// bind makes the first Binding of a session.
+func (f *Fleet) bind(actor audit.Actor, session string, id *identity) (*bound, error) {
+	var b *bound
+	err := f.update(func(tx *store.Tx) error {
+		p, err := f.allocate(tx, id, session)
+		if err != nil {
+			return err
+		}
+		at := now()
+		bind := &binding{Key: session, Value: bindingRecord{Identity: id.Key, Profile: p.Key, Wanted: WantedRunning, Created: at, Updated: at}}
+		if err := bindings.Put(tx, bind); err != nil {
+			return err
+		}
+		b = &bound{bind, id, p}
+		return tx.Audit(Event{
+			Type: audit.BindingCreated, Actor: actor, Session: session, Identity: id.Key,
+			Summary: fmt.Sprintf("the session uses Identity %q", id.Value.Name), Details: map[string]string{"profile": p.Key, "instance": p.Value.Instance},
+		})
+	})
+	return b, err
+}
+
+// setWanted records what the user wants of the Binding.
+func setWanted(tx *store.Tx, session string, wanted Wanted) error {
+	b, err := bindings.Get(tx, session)
+	if err != nil || b.Value.Wanted == wanted {
+		return err
+	}
+	b.Value.Wanted, b.Value.Updated = wanted, now()
+	return bindings.Put(tx, b)
+}
+
+// ensure returns the bound Session Browser running, started if need be.
+func (f *Fleet) ensure(ctx context.Context, actor audit.Actor, b *bound) (*runtime, error) {
+	if b.binding.Value.Wanted != WantedRunning {
+		err := f.update(func(tx *store.Tx) error { return setWanted(tx, b.binding.Key, WantedRunning) })
+		if err != nil {
+			return nil, err
+		}
+	}
+	r, err := f.settle(ctx, audit.System("next use"), b.profile.Value.Instance)
+	if err != nil {
+		return nil, err
+	}
+	switch r.Value.State {
+	case Controllable:
+		return r, nil
+	case Stopped:
+		return f.start(ctx, actor, opStart, r.Key, b.binding.Key, "")
+	}
+	return nil, f.notControllable(opStart, r)
+}
+
+// switchTo replaces the Session Browser by one of another Identity.
+func (f *Fleet) switchTo(ctx context.Context, actor audit.Actor, b *bound, id *identity) error {
+	session := b.binding.Key
+	var p *profile
+	err := f.update(func(tx *store.Tx) (err error) {
+		if p, err = f.allocate(tx, id, session); err != nil {
+			return err
+		}
+		return intents.Put(tx, &intent{Key: sessionKey(session), Value: intentRecord{
+			Kind: intentSwitch, Session: session, Identity: id.Key, Profile: p.Key, Actor: actor, At: now(),
+		}})
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := f.start(ctx, actor, opSwitch, p.Value.Instance, session, ""); err != nil {
+		return errors.Join(err, f.undoSwitch(ctx, actor, session, p.Key))
+	}
+	if err := f.stopReplaced(ctx, actor, b); err != nil {
+		return errors.Join(err, f.undoSwitch(ctx, actor, session, p.Key))
+	}
+	return f.swap(actor, session)
+}
+
+// stopReplaced stops the browser that a replacement stands by for. One that is
+// Broken or quarantined has to be proven gone, too.
+func (f *Fleet) stopReplaced(ctx context.Context, actor audit.Actor, b *bound) error {
+	session := b.binding.Key
+	r, _, err := f.stop(ctx, actor, opSwitch, "switch", b.profile.Value.Instance, func(tx *store.Tx) error {
+		it, err := intents.Get(tx, sessionKey(session))
+		if err != nil {
+			return err
+		}
+		it.Value.Replacing = true
+		return intents.Put(tx, it)
+	})
+	if err != nil {
+		return err
+	}
+	if r.Value.State != Stopped && (r.Value.State != Broken || len(r.Value.Evidence) > 0) {
+		return f.notControllable(opSwitch, r)
+	}
+	return nil
+}
+
+// swap binds the session to the replacement of its switch intent, whose old
+// browser is proven gone.
+func (f *Fleet) swap(actor audit.Actor, session string) error {
+	return f.update(func(tx *store.Tx) error {
+		it, err := intents.Get(tx, sessionKey(session))
+		if err != nil {
+			return err
+		}
+		b, err := getBound(tx, session)
+		if err != nil {
+			return err
+		}
+		old, err := runtimes.Get(tx, b.profile.Value.Instance)
+		if err != nil {
+			return err
+		}
+		if old.Value.State == Broken {
+			if err := recovered(tx, actor, old); err != nil {
+				return err
+			}
+			if err := runtimes.Put(tx, old); err != nil {
+				return err
+			}
+		}
+		at := now()
+		b.binding.Value = bindingRecord{
+			Identity: it.Value.Identity, Profile: it.Value.Profile, Wanted: WantedRunning,
+			Created: b.binding.Value.Created, Updated: at,
+		}
+		if err := bindings.Put(tx, b.binding); err != nil {
+			return err
+		}
+		if err := intents.Delete(tx, it); err != nil {
+			return err
+		}
+		id, err := identities.Get(tx, it.Value.Identity)
+		if err != nil {
+			return err
+		}
+		return tx.Audit(Event{
+			Type: audit.BindingSwitched, Actor: actor, Session: session, Identity: id.Key,
+			Summary: fmt.Sprintf("the session uses Identity %q instead of %q", id.Value.Name, b.identity.Value.Name),
+			Details: map[string]string{"from": b.profile.Key, "to": it.Value.Profile},
+		})
+	})
+}
+
+// undoSwitch stops the replacement, frees its Profile and ends the intent. The
+// Binding was never touched.
+func (f *Fleet) undoSwitch(ctx context.Context, actor audit.Actor, session, profileKey string) error {
+	var p *profile
+	err := f.view(func(tx *store.Tx) (err error) {
+		p, err = optional(profiles.Get(tx, profileKey))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var serr error
+	if p != nil {
+		_, _, serr = f.stop(ctx, actor, opSwitch, "switch undone", p.Value.Instance, func(*store.Tx) error { return nil })
+	}
+	err = f.update(func(tx *store.Tx) error {
+		if err := endIntent(tx, sessionKey(session)); err != nil {
+			return err
+		}
+		return tx.Audit(Event{Type: audit.SwitchUndone, Actor: actor, Session: session, Summary: "the session keeps its Identity: the switch was undone"})
+	})
+	if err == nil && serr == nil && p != nil && p.Value.State == Creating {
+		err = f.discard(ctx, actor, profileKey)
+	}
+	return errors.Join(serr, err)
+}
+
+// discard removes a Profile that never was controllable and that nobody uses.
+func (f *Fleet) discard(ctx context.Context, actor audit.Actor, profileKey string) error {
+	var p *profile
+	// free reports whether the Profile may go, in one view of the store.
+	free := func(tx *store.Tx) (r *runtime, err error) {
+		if p, err = optional(profiles.Get(tx, profileKey)); err != nil || p == nil || p.Value.State != Creating {
+			return nil, err
+		}
+		used, err := f.isUsed(tx, profileKey)
+		if err != nil || used {
+			return nil, err
+		}
+		if r, err = runtimes.Get(tx, p.Value.Instance); err != nil || r.Value.State != Stopped {
+			return nil, err
+		}
+		return r, nil
+	}
+	const op = "remove unused profile"
+	unlock, err := f.locks.lock(ctx, "discard:"+profileKey)
+	if err != nil {
+		return gone(ctx, op, "nothing was changed", "The next start of the service tries again")
+	}
+	defer unlock()
+	var r *runtime
+	err = f.view(func(tx *store.Tx) (err error) { r, err = free(tx); return err })
+	if err != nil || r == nil {
+		return err
+	}
+	// Sweeps keep away from the directory meanwhile.
+	release, err := f.snapshots.read(ctx, p.Value.Identity)
+	if err != nil {
+		return gone(ctx, op, "nothing was changed", "The next start of the service tries again")
+	}
+	defer release()
+	dir := f.cfg.ProfileDir(p.Value.Identity, profileKey)
+	tctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), treeTimeout)
+	defer cancel()
+	if err := f.rt.RemoveTree(tctx, dir); err != nil {
+		return f.failure(err, fault.Internal, op, "The next start of the service tries again", r)
+	}
+	return f.update(func(tx *store.Tx) error {
+		r, err := free(tx)
+		if err != nil || r == nil {
+			return err
+		}
+		if err := p.Value.apply(onDiscard, facts{vacant: true}, now()); err != nil {
+			return err
+		}
+		if err := runtimes.Delete(tx, r); err != nil {
+			return err
+		}
+		if err := profiles.Delete(tx, p); err != nil {
+			return err
+		}
+		return tx.Audit(Event{
+			Type: audit.ProfileDiscarded, Actor: actor, Identity: p.Value.Identity,
+			Summary: "an unfinished Profile was removed", Details: map[string]string{"profile": profileKey, "instance": r.Key},
+		})
+	})
+}
+
+// isUsed reports whether a Binding or an intent refers to a Profile.
+func (f *Fleet) isUsed(tx *store.Tx, profileKey string) (bool, error) {
+	allBindings, err := bindings.List(tx)
+	if err != nil {
+		return false, err
+	}
+	for _, b := range allBindings {
+		if b.Value.Profile == profileKey {
+			return true, nil
+		}
+	}
+	allIntents, err := intents.List(tx)
+	for _, it := range allIntents {
+		if it.Value.Profile == profileKey {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// resumeSession ends a switch that a service that died had begun. It is
+// finished once the old browser is gone, and undone as long as it is not.
+func (f *Fleet) resumeSession(ctx context.Context, actor audit.Actor, session string) error {
+	var it *intent
+	err := f.view(func(tx *store.Tx) (err error) {
+		it, err = optional(intents.Get(tx, sessionKey(session)))
+		return err
+	})
+	if err != nil || it == nil {
+		return err
+	}
+	b, err := f.loadBinding(session)
+	if err != nil {
+		return err
+	}
+	if !it.Value.Replacing {
+		return f.undoSwitch(ctx, actor, session, it.Value.Profile)
+	}
+	old, err := f.settle(ctx, actor, b.profile.Value.Instance)
+	if err != nil {
+		return err
+	}
+	if old.Value.State == Stopped || old.Value.State == Broken && len(old.Value.Evidence) == 0 {
+		return f.swap(it.Value.Actor, session)
+	}
+	return f.undoSwitch(ctx, actor, session, it.Value.Profile)
+}
+
+// StopSession stops the Session Browser cleanly. Binding and Profile stay, and
+// the next use starts it again.
+func (f *Fleet) StopSession(ctx context.Context, actor audit.Actor, session string) (SessionView, error) {
+	if err := checkSession(opStop, session); err != nil {
+		return SessionView{}, err
+	}
+	return run(ctx, f, opStop, sessionKey(session), func(ctx context.Context) (SessionView, error) {
+		if err := f.resumeSession(ctx, audit.System("interrupted operation"), session); err != nil {
+			return SessionView{}, err
+		}
+		b, err := f.loadBinding(session)
+		if err != nil {
+			return SessionView{}, err
+		}
+		if b == nil {
+			return SessionView{}, noSession(opStop, session)
+		}
+		_, _, err = f.stop(ctx, actor, opStop, "session stopped", b.profile.Value.Instance, func(tx *store.Tx) error {
+			return setWanted(tx, session, WantedStopped)
+		})
+		if err != nil {
+			return SessionView{}, err
+		}
+		return f.sessionView(session)
+	})
+}
+
+func noSession(op, session string) error {
+	return fault.New(fault.SessionNotFound, op, "List the sessions: abfleet session list", "session %q has no Session Browser", clip(session))
+}
+
+// Browser returns the session's Browser, controllable: one that was stopped or
+// died is started again with its Profile.
+func (f *Fleet) Browser(ctx context.Context, session string) (*Browser, error) {
+	if err := checkSession(opReach, session); err != nil {
+		return nil, err
+	}
+	return run(ctx, f, opReach, sessionKey(session), func(ctx context.Context) (*Browser, error) {
+		if err := f.resumeSession(ctx, audit.System("interrupted operation"), session); err != nil {
+			return nil, err
+		}
+		b, err := f.loadBinding(session)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			return nil, notSelected()
+		}
+		r, err := f.ensure(ctx, audit.System("next use"), b)
+		if err != nil {
+			return nil, err
+		}
+		return f.browser(session, b.identity, r), nil
+	})
+}
+
+func notSelected() error {
+	return fault.New(fault.IdentityNotSelected, opReach,
+		"Call agent_browser_identities to see what there is, then agent_browser_use_identity to select one; do not retry before that",
+		"this session has not selected an Identity")
+}
+
+// RunningBrowser returns the session's Browser while it runs. Unlike Browser
+// it never starts one: it is for those who only look.
+func (f *Fleet) RunningBrowser(ctx context.Context, session string) (*Browser, error) {
+	if err := checkSession(opReach, session); err != nil {
+		return nil, err
+	}
+	var (
+		bd *bound
+		r  *runtime
+	)
+	err := f.db.View(ctx, func(tx *store.Tx) (err error) {
+		if bd, err = getBound(tx, session); err != nil || bd == nil {
+			return err
+		}
+		r, err = runtimes.Get(tx, bd.profile.Value.Instance)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if bd == nil {
+		return nil, notSelected()
+	}
+	if r.Value.State != Controllable {
+		return nil, fault.New(fault.BrowserNotControllable, opReach, "Its next use by the agent, or selecting its Identity, starts it", "it is %s", r.Value.State)
+	}
+	b := f.browser(session, bd.identity, r)
+	return b, b.Running(ctx)
+}
+
+// Sessions lists all bound sessions, in the order of their ids.
+func (f *Fleet) Sessions(ctx context.Context) ([]SessionView, error) {
+	views := []SessionView{}
+	var evidence []Evidence
+	err := f.db.View(ctx, func(tx *store.Tx) error {
+		all, err := bindings.List(tx)
+		if err != nil {
+			return err
+		}
+		for _, b := range all {
+			v, ev, err := f.viewSession(tx, b.Key)
+			if err != nil {
+				return err
+			}
+			views, evidence = append(views, v), append(evidence, ev)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.observeAll(ctx, len(views), func(ctx context.Context, i int) { f.observeSession(ctx, &views[i], evidence[i]) })
+	return views, nil
+}
+
+// Session shows a bound session. One without a Binding is session_not_found.
+func (f *Fleet) Session(ctx context.Context, session string) (SessionView, error) {
+	const op = "show session"
+	if err := checkSession(op, session); err != nil {
+		return SessionView{}, err
+	}
+	var (
+		v  SessionView
+		ev Evidence
+	)
+	err := f.db.View(ctx, func(tx *store.Tx) (err error) {
+		v, ev, err = f.viewSession(tx, session)
+		return err
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return SessionView{}, noSession(op, session)
+	}
+	if err != nil {
+		return SessionView{}, err
+	}
+	f.observeSession(ctx, &v, ev)
+	return v, nil
+}
+
+// sessionView is the session after an operation that proved what it is.
+func (f *Fleet) sessionView(session string) (SessionView, error) {
+	var v SessionView
+	err := f.view(func(tx *store.Tx) (err error) {
+		v, _, err = f.viewSession(tx, session)
+		return err
+	})
+	return v, err
+}

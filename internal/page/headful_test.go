@@ -1,0 +1,135 @@
+package page
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"abfleet/internal/cdp"
+	"abfleet/internal/page/pagetest"
+)
+
+// A browser with a screen shows one tab; the others are hidden: they paint
+// nothing and Chromium holds mouse movements back there. An agent must be able
+// to work in such a tab while a person looks at another.
+func TestBackgroundTab(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a second browser")
+	}
+	chromium := pagetest.Start(t, pagetest.Options{Headful: true, Env: []string{"DISPLAY=" + pagetest.Display(t)}})
+	ctx := testContext(t)
+	b, err := Attach(ctx, cdp.New(chromium.Pipe()), Options{KeepPage: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	url := site{
+		"/work":   `<title>Work</title><button onclick="this.textContent='pressed'">x</button><input id=i><p style="margin-top:2000px">end</p>`,
+		"/person": "<title>Person</title>",
+	}.start(t)
+	agent, person := b.Client("agent"), b.Client("person")
+	tab, err := agent.NewTab(ctx, url+"/work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	front, err := person.NewTab(ctx, url+"/person")
+	if err != nil {
+		t.Fatal(err)
+	}
+	visible := func(tab *Tab) string {
+		t.Helper()
+		var v string
+		f, _ := tab.mainFrame(ctx)
+		s, world, err := tab.walker(ctx, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ev := evaluation{Result: remoteObject{Value: &v}}
+		if err := tab.evaluate(ctx, f, s, world, map[string]any{"expression": "document.visibilityState", "contextId": world}, &ev); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	eventually(t, func() bool { return visible(tab) == "hidden" })
+	for name, call := range map[string]func() error{
+		"click":      func() error { _, err := tab.Click(ctx, "button", ClickOptions{}); return err },
+		"fill":       func() error { _, err := tab.Fill(ctx, "#i", "a"); return err },
+		"press":      func() error { return tab.Press(ctx, "End") },
+		"type":       func() error { _, err := tab.TypeSlowly(ctx, "#i", "bc"); return err },
+		"evaluate":   func() error { _, _, err := tab.Evaluate(ctx, "document.title+=1", ""); return err },
+		"screenshot": func() error { _, err := tab.Screenshot(ctx, ScreenshotOptions{}); return err },
+		"full page":  func() error { _, err := tab.Screenshot(ctx, ScreenshotOptions{FullPage: true}); return err },
+		"snapshot":   func() error { _, err := tab.Snapshot(ctx, SnapshotOptions{}); return err },
+		"wait":       func() error { return tab.WaitForText(ctx, "end") },
+	} {
+		began := time.Now()
+		if err := call(); err != nil {
+			t.Errorf("%s in the background: %v", name, err)
+		}
+		t.Logf("%s in the background took %v", name, time.Since(began).Round(time.Millisecond))
+	}
+	v, _, err := tab.Evaluate(ctx, "[document.querySelector('button').textContent, document.querySelector('#i').value.length>0]", "")
+	if err != nil || strings.Join(strings.Fields(v), "") != `["pressed",true]` {
+		t.Fatalf("effects in the background: %s, %v", v, err)
+	}
+	if got := visible(front); got != "visible" {
+		t.Errorf("the tab that the person looks at is %s", got)
+	}
+	eventually(t, func() bool { return visible(tab) == "hidden" })
+
+	// The last tab closes into a blank one: without any, the browser ends.
+	for range len(b.list()) {
+		if err := agent.CloseTab(ctx, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tabs, err := agent.Tabs(ctx)
+	if err != nil || len(tabs) != 1 || tabs[0].URL != "about:blank" || !tabs[0].Current {
+		t.Fatalf("tabs after closing all: %+v, %v", tabs, err)
+	}
+}
+
+// The browser dies while a call is at work.
+func TestLostConnection(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a second browser")
+	}
+	chromium := pagetest.Start(t, pagetest.Options{Port: true})
+	ctx := testContext(t)
+	conn, err := cdp.DialWebSocket(ctx, chromium.WebSocketURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Attach(ctx, conn, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := b.Client("")
+	tab, err := c.Current(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error, 1)
+	go func() {
+		_, _, err := tab.Evaluate(ctx, "() => new Promise(()=>{})", "")
+		errs <- err
+	}()
+	eventually(t, func() bool {
+		tab.b.mu.Lock()
+		defer tab.b.mu.Unlock()
+		return len(tab.calls) > 0
+	})
+	if err := syscall.Kill(chromium.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, <-errs, "browser_not_controllable")
+	<-b.Done()
+	if b.Err() == nil {
+		t.Error("the engine ended without a reason")
+	}
+	_, err = c.Tabs(ctx)
+	wantCode(t, err, "browser_not_controllable")
+	_, err = tab.Snapshot(ctx, SnapshotOptions{})
+	wantCode(t, err, "browser_not_controllable")
+}

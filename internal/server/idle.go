@@ -1,0 +1,107 @@
+package server
+
+import (
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// idle tells when the service may exit because nobody needs it: no connection,
+// and nothing that busy reports, for a while.
+//
+// The decision is free of races. The gates are held first, so that a connection
+// either is counted before the last look, or waits in systemd's socket and
+// starts the service again.
+type idle struct {
+	after time.Duration
+	busy  func() bool
+	done  chan struct{}
+
+	mu      sync.Mutex // guards the fields that follow
+	gates   []*gate
+	conns   map[net.Conn]struct{}
+	timer   *time.Timer
+	over    bool // done is closed, or stop was called
+	serials int  // of armed timers: one that was replaced does nothing
+}
+
+func newIdle(after time.Duration, busy func() bool) *idle {
+	i := &idle{after: after, busy: busy, done: make(chan struct{}), conns: make(map[net.Conn]struct{})}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.arm()
+	return i
+}
+
+// arm starts the timer anew where it has to run. i.mu is held.
+func (i *idle) arm() {
+	i.serials++
+	if i.timer != nil {
+		i.timer.Stop()
+	}
+	if i.after <= 0 || i.over || len(i.conns) > 0 {
+		return
+	}
+	serial := i.serials
+	i.timer = time.AfterFunc(i.after, func() { i.expire(serial) })
+}
+
+// watch adds a gate.
+func (i *idle) watch(g *gate) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.gates = append(i.gates, g)
+}
+
+// connState counts connections. Viewers leave it when they are upgraded; busy
+// counts them.
+func (i *idle) connState(conn net.Conn, state http.ConnState) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		i.conns[conn] = struct{}{}
+	case http.StateClosed, http.StateHijacked:
+		delete(i.conns, conn)
+	default:
+		return
+	}
+	i.arm()
+}
+
+// expire looks whether the service is idle still, with the gates held.
+func (i *idle) expire(serial int) {
+	i.mu.Lock()
+	stale := serial != i.serials || i.over
+	gates := i.gates
+	i.mu.Unlock()
+	if stale {
+		return
+	}
+	for _, g := range gates {
+		g.hold()
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.over {
+		return
+	}
+	if len(i.conns) == 0 && !i.busy() {
+		i.over = true
+		close(i.done)
+		return
+	}
+	for _, g := range gates {
+		g.release()
+	}
+	i.arm()
+}
+
+// stop ends the watch; gates that are held stay so.
+func (i *idle) stop() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.over = true
+	i.arm()
+}
