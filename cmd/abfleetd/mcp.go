@@ -6,6 +6,10 @@ import (
 	"abfleet/internal/api"
 	"abfleet/internal/config"
 	"abfleet/internal/fleet"
+	"abfleet/internal/server"
+	"abfleet/internal/tools"
+	"abfleet/internal/tools/agent"
+	"abfleet/internal/tools/playwright"
 )
 
 // instructions are what a model reads before the tools.
@@ -21,5 +25,8 @@ func newMCP(cfg *config.Config, f *fleet.Fleet) (*mcp.Server, error) {
 		// and a promise to tell of changes to the list.
 		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
 	})
+	host := tools.NewHost(tools.Options{Fleet: server.ToolFleet{Fleet: f}, OutputDir: cfg.OutputDir, Snapshot: tools.SnapshotMode(cfg.Snapshot)})
+	host.Register(s, agent.Tools()...)
+	host.Register(s, playwright.Tools()...)
 	return s, nil
 }

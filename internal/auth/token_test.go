@@ -61,6 +61,22 @@ func TestLoadTokenRace(t *testing.T) {
 	}
 }
 
+// The loser of the race has found no token, and must not replace the one that
+// came meanwhile: the winner may have handed it out.
+func TestCreateTokenKeepsTheFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access-token")
+	first, err := LoadToken(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := createToken(path); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadToken(path); err != nil || got != first {
+		t.Errorf("the token is now %q, %v", got, err)
+	}
+}
+
 func TestReadTokenRefuses(t *testing.T) {
 	good := strings.Repeat("a", 43)
 	for name, c := range map[string]struct {

@@ -89,8 +89,16 @@ func (t *Tab) Evaluate(ctx context.Context, function, target string) (string, Lo
 		case ended(err), errors.Is(err, cdp.ErrClosed):
 			return "", loc, t.b.explain(op, err)
 		case contextGone(err):
-			if serr := a.settle(); serr != nil {
-				return "", loc, serr
+			// What ended the document shows a little later.
+			why := t.until(a.ctx, answerWait, func() bool { return t.documents > a.base.documents })
+			if why == nil {
+				why = a.settle()
+			}
+			if why == nil {
+				why = context.Cause(a.ctx)
+			}
+			if why != nil {
+				return "", loc, t.b.explain(op, why)
 			}
 			return "", loc, fault.New(fault.EvaluationFailed, op, "take a snapshot to see the page it led to",
 				"the page navigated while the function ran, so that its result is lost")
@@ -231,9 +239,8 @@ func (e evaluation) uncompiled() bool {
 	return e.Exception != nil && e.Exception.Exception.ClassName == "SyntaxError" && e.Exception.StackTrace == nil
 }
 
-// stop ends a function that was given up, so that the page can be used again:
-// only a page that does not answer is told to terminate its script, since an
-// idle one would lose the next instead. The returned channel closes when done.
+// stop ends a function that was given up, so that the page can be used again.
+// The returned channel closes when done.
 func (t *Tab) stop(s *cdp.Session, world int) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -241,17 +248,25 @@ func (t *Tab) stop(s *cdp.Session, world int) <-chan struct{} {
 		ctx, cancel := context.WithTimeout(context.Background(), stopWait)
 		defer cancel()
 		defer s.Start(ctx, "Runtime.releaseObjectGroup", map[string]any{"objectGroup": evaluateGroup})
-		probe := s.Start(ctx, "Runtime.evaluate", map[string]any{"expression": "0", "contextId": world, "returnByValue": true})
-		answered, stop := context.WithTimeout(ctx, probeWait)
-		defer stop()
-		if probe.Wait(answered, nil) == nil || ctx.Err() != nil {
-			return
-		}
-		if err := s.Call(ctx, "Runtime.terminateExecution", nil, nil); err != nil {
-			t.b.log.Warn("cannot terminate script", "error", err)
-		}
+		t.unblock(ctx, s, world, probeWait)
 	}()
 	return done
+}
+
+// unblock terminates the script that holds a page which does not answer within
+// a time. A page that does answer is left alone: with no script at work, it
+// would lose the next one instead.
+func (t *Tab) unblock(ctx context.Context, s *cdp.Session, world int, within time.Duration) {
+	probe := s.Start(ctx, "Runtime.evaluate", map[string]any{"expression": "0", "contextId": world, "returnByValue": true})
+	answered, stop := context.WithTimeout(ctx, within)
+	defer stop()
+	err := probe.Wait(answered, nil)
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		return
+	}
+	if err := s.Call(ctx, "Runtime.terminateExecution", nil, nil); err != nil && ctx.Err() == nil {
+		t.b.log.Warn("cannot terminate script", "error", err)
+	}
 }
 
 // format turns what was evaluated into JSON text.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 
 	"abfleet/internal/fault"
 )
@@ -110,7 +111,9 @@ func (t *Tab) Navigate(ctx context.Context, raw string) error {
 		ErrorText  string `json:"errorText"`
 		IsDownload bool   `json:"isDownload"`
 	}
+	leaving := t.leave(limited)
 	err = t.target.session.Call(limited, "Page.navigate", map[string]any{"url": u}, &r)
+	leaving()
 	switch {
 	case err != nil:
 		return t.stopLoading(ctx, op, u, err)
@@ -131,6 +134,28 @@ func (t *Tab) Navigate(ctx context.Context, raw string) error {
 		return t.stopLoading(ctx, op, u, err)
 	}
 	return nil
+}
+
+// busyWait is how long a page that is being left may be too busy to answer.
+const busyWait = time.Second
+
+// leave sees to it that a page whose script never ends can be left. The
+// returned function ends that.
+func (t *Tab) leave(ctx context.Context) func() {
+	t.b.mu.Lock()
+	f := t.main
+	var world int
+	if f != nil {
+		world = f.world
+	}
+	crashed := t.crashed
+	t.b.mu.Unlock()
+	if world == 0 || crashed {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go t.unblock(ctx, t.target.session, world, busyWait)
+	return cancel
 }
 
 // arrive waits until a document newer than base is ready and, for a while,

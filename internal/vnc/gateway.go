@@ -49,7 +49,8 @@ type Gateway struct {
 	// invalid_session_id are answered by Deny, any other tells the viewer
 	// over the websocket, so that a page can show it.
 	Resolve func(context.Context, *http.Request) (Target, error)
-	// Deny answers a request that is not upgraded.
+	// Deny answers a request that is not upgraded, with the server's error
+	// envelope. Required, like Resolve.
 	Deny func(http.ResponseWriter, *http.Request, error)
 	// Options tunes the relays.
 	Options Options

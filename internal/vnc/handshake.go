@@ -2,7 +2,7 @@ package vnc
 
 import (
 	"bytes"
-	"crypto/des" //nolint:gosec // VncAuth is DES; the socket's mode is the real guard.
+	"crypto/des"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -148,7 +148,8 @@ func parseVersion(v [len(protocolVersion)]byte) (major, minor int, ok bool) {
 
 // answerChallenge encrypts a VncAuth challenge with the password. VNC takes the
 // first eight bytes, pads them with zeros and uses each byte with its bits
-// reversed as the DES key.
+// reversed as the DES key. That is weak; the mode of the display's socket is
+// what keeps others out.
 func answerChallenge(password []byte, challenge [challengeSize]byte) (answer [challengeSize]byte, err error) {
 	var key [des.BlockSize]byte
 	copy(key[:], password)

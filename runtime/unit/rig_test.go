@@ -375,6 +375,22 @@ func TestRigReloadAndReexecDisturbNothing(t *testing.T) {
 	}
 }
 
+// A manager with a new bus name may have sent signals that nobody heard.
+func TestRigNewOwnerPutsWaitsInDoubt(t *testing.T) {
+	m := dial(t)
+	w := m.newJobWait("abftest-none-chromium-1.scope")
+	defer m.dropJobWait(w)
+	systemctl(t, "daemon-reexec")
+	select {
+	case <-w.kick:
+		if !w.doubt {
+			t.Error("woken without doubt")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the new owner was not noticed")
+	}
+}
+
 // cutter is a bus address whose connections can be cut at a chosen moment.
 type cutter struct {
 	address string

@@ -72,6 +72,13 @@ func TestParseEvents(t *testing.T) {
 // An empty ControlGroup joined to the mount point would be the root cgroup with
 // every process of the host.
 func TestPathsThatNameNoUnitAreRefused(t *testing.T) {
+	saved := cgroupMount
+	t.Cleanup(func() { cgroupMount = saved })
+	// On a hybrid machine every path would be refused for that alone.
+	cgroupMount = unifiedMount(t)
+	if _, err := CgroupRoot(); err != nil {
+		t.Fatal(err)
+	}
 	for _, p := range []string{"", "/", "a", "/a/..", "/a/../b", "//", "/a/", "/.", "/a\x00b"} {
 		cg := Cgroup{Path: p}
 		if pids, err := cg.Procs(); err == nil {
@@ -106,14 +113,7 @@ func TestOnlyTheUnifiedLayoutIsAccepted(t *testing.T) {
 		t.Errorf("no cgroups at all gave %v", err)
 	}
 
-	v2 := "/sys/fs/cgroup"
-	var st unix.Statfs_t
-	if err := unix.Statfs(v2, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
-		v2 += "/unified"
-		if err := unix.Statfs(v2, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
-			t.Skipf("this machine mounts cgroup v2 nowhere we know: %v", err)
-		}
-	}
+	v2 := unifiedMount(t)
 	cgroupMount = t.TempDir()
 	if err := os.Symlink(v2, filepath.Join(cgroupMount, "unified")); err != nil {
 		t.Fatal(err)
@@ -125,6 +125,19 @@ func TestOnlyTheUnifiedLayoutIsAccepted(t *testing.T) {
 	if root, err := CgroupRoot(); err != nil || root != v2 {
 		t.Errorf("a unified layout gave %q, %v", root, err)
 	}
+}
+
+// unifiedMount returns where this machine mounts cgroup v2.
+func unifiedMount(t *testing.T) string {
+	t.Helper()
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return dir
+		}
+	}
+	t.Skip("this machine mounts cgroup v2 nowhere we know")
+	return ""
 }
 
 func TestNamesThatReachOtherUnitsAreRefused(t *testing.T) {

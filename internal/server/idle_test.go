@@ -1,0 +1,170 @@
+package server
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"abfleet/internal/api"
+)
+
+// A held gate leaves connections where the next service finds them.
+func TestHeldGateAcceptsNothingAndLosesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(listener)
+	defer g.Close()
+	accepted := make(chan net.Conn)
+	go func() {
+		for {
+			conn, err := g.Accept()
+			if err != nil {
+				close(accepted)
+				return
+			}
+			accepted <- conn
+		}
+	}()
+	dial := func() net.Conn {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	dial()
+	await(t, accepted, "the first connection")
+
+	// A connection that is accepted while the gate closes is handed out
+	// before hold returns.
+	for range 50 {
+		holding := make(chan struct{})
+		go func() { g.hold(); close(holding) }()
+		dial()
+		select {
+		case <-accepted:
+			<-holding
+		case <-holding:
+			select {
+			case <-accepted:
+				t.Fatal("a held gate handed out a connection")
+			default:
+			}
+			g.release()
+			await(t, accepted, "the connection that waited")
+			continue
+		}
+		g.release()
+	}
+
+	g.hold()
+	dial()
+	select {
+	case <-accepted:
+		t.Fatal("a held gate handed out a connection")
+	default:
+	}
+	// The next process, with its own copy of the socket, gets it.
+	_ = listener.(*net.UnixListener).SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := listener.Accept(); err != nil {
+		t.Errorf("the connection is lost: %v", err)
+	}
+	_ = g.Close()
+	if _, open := <-accepted; open {
+		t.Error("a closed gate handed out a connection")
+	}
+}
+
+func TestIdleExitWaitsForEverybody(t *testing.T) {
+	r := newRig(t, func(d *Deps) { d.IdleExit = 50 * time.Millisecond })
+	notYet := func(why string) {
+		t.Helper()
+		select {
+		case <-r.Idle():
+			t.Fatalf("the service is idle with %s", why)
+		case <-time.After(4 * 50 * time.Millisecond):
+		}
+	}
+	// A client that keeps its connection open is one.
+	conn, err := net.Dial("unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	notYet("a client")
+	r.fleet.mu.Lock()
+	r.fleet.running = 1
+	r.fleet.mu.Unlock()
+	_ = conn.Close()
+	notYet("a Stack")
+	// It went on serving all the while.
+	if _, err := api.NewClient(r.socket).Get(t.Context(), api.VersionPath, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.fleet.mu.Lock()
+	r.fleet.running = 0
+	r.fleet.mu.Unlock()
+	await(t, r.Idle(), "idleness")
+}
+
+// No connection is lost in the moment in which the service decides to exit:
+// either it is answered, or it waits for the next service.
+func TestIdleExitLosesNoConnection(t *testing.T) {
+	r := newRig(t, func(d *Deps) { d.IdleExit = time.Millisecond })
+	var clients sync.WaitGroup
+	unanswered := make(chan error, 64)
+	for range 8 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-r.Idle():
+					return
+				default:
+				}
+				conn, err := net.Dial("unix", r.socket)
+				if err != nil {
+					unanswered <- err
+					return
+				}
+				_, _ = io.WriteString(conn, "GET /v1/version HTTP/1.0\r\n\r\n")
+				_ = conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+				answer, err := io.ReadAll(conn)
+				_ = conn.Close()
+				select {
+				case <-r.Idle():
+					// In the queue: a timeout, and not a byte.
+					if timeout, ok := err.(net.Error); len(answer) == 0 && (!ok || !timeout.Timeout()) {
+						unanswered <- err
+					}
+				default:
+					if len(answer) == 0 {
+						unanswered <- err
+					}
+				}
+			}
+		})
+	}
+	clients.Wait()
+	close(unanswered)
+	for err := range unanswered {
+		t.Errorf("a connection was neither answered nor left in the queue: %v", err)
+	}
+}
+
+func TestIdleIsOffByDefault(t *testing.T) {
+	i := newIdle(0, func() bool { return false })
+	conn, other := net.Pipe()
+	defer other.Close()
+	i.connState(conn, http.StateNew)
+	i.connState(conn, http.StateClosed)
+	if i.timer != nil {
+		t.Error("a timer runs")
+	}
+}
