@@ -23,6 +23,9 @@ type Params struct {
 	// Config is the configuration file to name, absolute, or "" for the
 	// user's own.
 	Config string
+	// Socket is the control socket, absolute, or "" for the one in the
+	// prefix's runtime directory.
+	Socket string
 	// Environment is set in the service, each NAME=VALUE.
 	Environment []string
 }
@@ -46,6 +49,9 @@ func Render(p Params) ([]File, error) {
 	escaped := Params{Prefix: p.Prefix, BinDir: escapePath(p.BinDir)}
 	if p.Config != "" {
 		escaped.Config = escapePath(p.Config)
+	}
+	if p.Socket != "" {
+		escaped.Socket = strings.ReplaceAll(p.Socket, "%", "%%")
 	}
 	for _, assignment := range p.Environment {
 		escaped.Environment = append(escaped.Environment, quote(assignment))

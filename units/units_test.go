@@ -18,7 +18,7 @@ func TestUnitsAreUnderstoodBySystemd(t *testing.T) {
 	}
 	for _, p := range []Params{
 		{Prefix: "abfleet"},
-		{Prefix: "abfleetdemo", Config: "demo $1/con%fig.toml", Environment: []string{`AGENT_BROWSER_FLEET_HOME=/x y/%z "q" \t`}},
+		{Prefix: "abfleetdemo", Socket: "/run/x %y/control.sock", Config: "demo $1/con%fig.toml", Environment: []string{`AGENT_BROWSER_FLEET_HOME=/x y/%z "q" \t`}},
 	} {
 		t.Run(p.Prefix, func(t *testing.T) {
 			// The runtime directory is where verify keeps its sockets.

@@ -1,26 +1,19 @@
 package main
 
 import (
-	"os/exec"
 	"testing"
+	"time"
 
 	"abfleet/tests/rig"
 )
 
 func TestPlay(t *testing.T) {
-	dir := "/srv/abf/service/bin"
-	if out, err := exec.Command("go", "build", "-o", dir+"/", "abfleet/cmd/...").CombinedOutput(); err != nil {
-		t.Fatal(string(out))
-	}
-	r := rig.BootTest(t, rig.Options{Name: "play"})
-	if err := r.Install(t.Context(), dir); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []string{
-		"find ~/.config; strings -n1 /dev/null; abfleet doctor >/dev/null 2>&1; find ~/.config", "abfleet setup --now; find ~/.config/chromium",
-		"abfleet uninstall", "systemctl --user list-units 'abfleet*' --all --no-pager; find ~/.config $XDG_RUNTIME_DIR/abfleet", "abfleet version; abfleet identity list; echo $?",
-	} {
-		out, err := r.Sh(t.Context(), "export PATH=/opt/abfleet/bin:$PATH; "+c)
-		t.Logf("$ %s\n%s%v", c, out, err)
+	m := newMachine(t, rig.Options{Name: "play"})
+	for _, c := range []string{"abfleet setup --now", "systemctl --user stop abfleetd; mkdir -p .config/abfleet && echo 'colour = 1' > .config/abfleet/config.toml",
+		"abfleet identity list", "systemctl --user status abfleetd abfleetd-control.socket", "echo '{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{\"name\":\"browser_click\"}}' | abfleet mcp --session s",
+		"rm .config/abfleet/config.toml && abfleet setup --now", "journalctl --user -o short-monotonic -n 60"} {
+		start := time.Now()
+		out, err := m.Sh(t.Context(), c)
+		t.Logf("$ %s (%v)\n%s%v", c, time.Since(start), out, err)
 	}
 }

@@ -65,10 +65,8 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 	if err != nil {
 		return err
 	}
-	mcpServer, err := newMCP(cfg, f)
-	if err != nil {
-		return fault.Wrap(err, fault.Internal, "set up the tools", "")
-	}
+	mcpServer, host := newMCP(cfg, f)
+	closing.add(func(context.Context) error { host.Close(); return nil })
 	s, err := server.New(ctx, server.Deps{
 		Fleet: f, Auth: guard, Token: token, Log: log, MCP: mcpServer, IdleExit: cfg.IdleExit,
 		Doctor: func(ctx context.Context) []api.Finding { return doctor.Run(ctx, env, doctor.Checks()) },

@@ -94,8 +94,17 @@ func (t *teller) tell(events <-chan audit.Event) {
 	}
 }
 
+// examineAfter leaves the first moments to the request that the service was
+// started for.
+var examineAfter = 3 * time.Second
+
 // examine runs the checks once and puts what is wrong into the status line.
 func (t *teller) examine(ctx context.Context, env *doctor.Env) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(examineAfter):
+	}
 	findings := doctor.Run(ctx, env, doctor.Checks())
 	if ctx.Err() != nil {
 		return

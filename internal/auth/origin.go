@@ -20,7 +20,7 @@ func (a *Auth) checkAuthority(r *http.Request) error {
 		return nil
 	}
 	return fault.New(fault.UntrustedAuthority, "answer this request",
-		"Use the address that `abfleet view` prints, or add the host to trusted_hosts in the configuration",
+		"Use the address that `abfleet view` prints",
 		"the Host header does not name this service")
 }
 

@@ -37,6 +37,9 @@ const (
 	// maxInFlight caps the requests of one client that are answered at the
 	// same time.
 	maxInFlight = 64
+	// lookAfter is the number of tries after which systemd is asked whether
+	// the service can come back at all.
+	lookAfter = 5
 	// maxMessage caps one message from the service, in bytes.
 	maxMessage = 128 << 20
 	// rpcFailed is the JSON-RPC error code of what the bridge answers itself.
@@ -62,7 +65,9 @@ func (a *app) mcpCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return newBridge(socket, session, a.out).run(cmd.Context(), a.in)
+			b := newBridge(socket, session, a.out)
+			b.explain = a.explain
+			return b.run(cmd.Context(), a.in)
 		},
 	}
 	cmd.Flags().StringVar(&session, "session", "", "session to act for (required)")
@@ -77,6 +82,8 @@ type bridge struct {
 	session string
 	client  string // tells our request ids from those of other clients
 	http    *http.Client
+	// explain adds to an error what systemd knows.
+	explain func(error) error
 
 	outMu sync.Mutex
 	out   io.Writer
@@ -100,6 +107,7 @@ type flight struct {
 func newBridge(socket, session string, out io.Writer) *bridge {
 	return &bridge{
 		socket: socket, session: session, client: "bridge-" + rand.Text(), http: api.HTTPClient(socket), out: out,
+		explain: func(err error) error { return err },
 		flights: make(map[string]*flight), readOnly: make(map[string]bool),
 	}
 }
@@ -294,7 +302,7 @@ func (b *bridge) cancel(m envelope) bool {
 // harm and the service was away. It removes from flights what is answered.
 func (b *bridge) pass(ctx context.Context, line []byte, members []envelope, flights map[string]*flight) {
 	deadline := time.Now().Add(reconnectTimeout)
-	for {
+	for tries := 1; ; tries++ {
 		answered, err := b.try(ctx, line, members)
 		for k := range answered {
 			delete(flights, k)
@@ -303,15 +311,23 @@ func (b *bridge) pass(ctx context.Context, line []byte, members []envelope, flig
 		if len(flights) == 0 && !again {
 			return
 		}
-		if !again || ctx.Err() != nil || time.Now().After(deadline) {
-			b.giveUp(flights, err)
-			return
+		if again && ctx.Err() == nil && time.Now().Before(deadline) && !(tries == lookAfter && b.dead(err)) {
+			select {
+			case <-time.After(retryPause):
+				continue
+			case <-ctx.Done():
+			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(retryPause):
-		}
+		b.giveUp(flights, err)
+		return
 	}
+}
+
+// dead reports whether systemd has given the service up, so that waiting for
+// it is of no use.
+func (b *bridge) dead(err error) bool {
+	err = api.Unreachable(err, b.socket)
+	return b.explain(err) != err
 }
 
 // errRestarting is an answer of a service that is about to stop and did nothing.
@@ -351,9 +367,13 @@ func (b *bridge) giveUp(flights map[string]*flight, err error) {
 		case errors.Is(err, errRestarting):
 			b.answerError(f.id, rpcFailed, fault.New(fault.ServiceUnavailable, "start the call", "Repeat it: it had no effect", "%w", err))
 		case f.tool != "" && !unsent(err):
-			b.answerError(f.id, rpcFailed, api.Interrupted(f.tool, readOnly, errNoAnswer))
+			cause := errNoAnswer
+			if why := b.explain(fault.Wrap(cause, fault.EffectUnknown, "reach the service", "")); !fault.Is(why, fault.EffectUnknown) {
+				cause = fmt.Errorf("%w: %w", cause, why)
+			}
+			b.answerError(f.id, rpcFailed, api.Interrupted(f.tool, readOnly, cause))
 		default:
-			b.answerError(f.id, rpcFailed, api.Unreachable(err, b.socket))
+			b.answerError(f.id, rpcFailed, b.explain(api.Unreachable(err, b.socket)))
 		}
 	}
 }

@@ -95,6 +95,10 @@ func (s *setup) run(ctx context.Context) error {
 	if !prefixForm.MatchString(s.prefix) {
 		return usageError{fmt.Errorf("--prefix %q: use 1 to 16 lower case letters and digits", s.prefix)}
 	}
+	if s.stateDir == "" {
+		// The service does not have this shell's environment.
+		s.stateDir = s.getenv("AGENT_BROWSER_FLEET_HOME")
+	}
 	if s.binDir == "" {
 		s.binDir = executableDir()
 	}
@@ -123,7 +127,7 @@ func (s *setup) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	changed, err := s.writeUnits(configFile, port)
+	changed, err := s.writeUnits(cfg, configFile, port)
 	if err != nil {
 		return err
 	}
@@ -240,8 +244,11 @@ func (s *setup) recordedPort() int {
 }
 
 // writeUnits writes the unit files and reports whether a socket's changed.
-func (s *setup) writeUnits(configFile string, port int) (changed bool, err error) {
+func (s *setup) writeUnits(cfg *config.Config, configFile string, port int) (changed bool, err error) {
 	params := units.Params{Prefix: s.prefix, BinDir: s.binDir, Config: configFile}
+	if socket := cfg.ControlSocket(); socket != filepath.Join(s.getenv("XDG_RUNTIME_DIR"), s.prefix, "control.sock") {
+		params.Socket = socket
+	}
 	if s.stateDir != "" && configFile == "" {
 		state, err := filepath.Abs(s.stateDir)
 		if err != nil {
@@ -434,6 +441,10 @@ func (s *setup) systemctl(ctx context.Context, args ...string) error {
 func (s *setup) property(ctx context.Context, unit, name string) string {
 	ctx, cancel := context.WithTimeout(ctx, systemctlTimeout)
 	defer cancel()
+	return unitProperty(ctx, unit, name)
+}
+
+func unitProperty(ctx context.Context, unit, name string) string {
 	out, err := exec.CommandContext(ctx, "systemctl", "--user", "show", "--value", "--property="+name, unit).Output()
 	if err != nil {
 		return ""

@@ -118,6 +118,7 @@ var transitions = []transition{
 	{machineProfile, Creating, onStarted, ifProof, Ready, "clone complete"},
 	{machineProfile, Creating, onDiscard, ifVacant, stateNone, "tree and record removed"},
 	{machineProfile, Creating, onStartFailed, ifNotVacant, Broken, "not allocated again"},
+	{machineProfile, Creating, onStopDone, ifNotVacant, Broken, "not allocated again"},
 	{machineProfile, Ready, onStarted, ifProof, Ready, ""},
 	{machineProfile, Ready, onStartFailed, ifNotVacant, Broken, "not allocated again"},
 	{machineProfile, Ready, onStopDone, ifNotVacant, Broken, "not allocated again"},

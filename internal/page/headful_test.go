@@ -133,3 +133,50 @@ func TestLostConnection(t *testing.T) {
 	_, err = tab.Snapshot(ctx, SnapshotOptions{})
 	wantCode(t, err, "browser_not_controllable")
 }
+
+// The service restarts while a dialog is open. Chromium tells a new connection
+// nothing of it, and lets it not be answered there; the page just does not
+// answer. That must be said soon, and the tab must be usable by navigating it.
+func TestAttachWithOpenDialog(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a second browser")
+	}
+	chromium := pagetest.Start(t, pagetest.Options{Headful: true, Port: true, Env: []string{"DISPLAY=" + pagetest.Display(t)}})
+	ctx := testContext(t)
+	var engines []*Browser
+	for range 2 {
+		conn, err := cdp.DialWebSocket(ctx, chromium.WebSocketURL(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := Attach(ctx, conn, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		engines = append(engines, b)
+		tab, err := b.Client("").Current(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(engines) == 1 {
+			url := site{"/": `<title>D</title><button onclick="this.textContent=confirm('sure?')">x</button>`, "/b": "<title>B</title>"}.start(t)
+			if err := tab.Navigate(ctx, url+"/"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tab.Click(ctx, "button", ClickOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			b.Close()
+			continue
+		}
+		began := time.Now()
+		_, err = tab.Snapshot(ctx, SnapshotOptions{})
+		t.Logf("%v after %v", err, time.Since(began))
+		began = time.Now()
+		err = tab.Navigate(ctx, strings.TrimSuffix(tab.firstURL, "/")+"/b")
+		t.Logf("%v after %v", err, time.Since(began))
+		st, err := tab.State(ctx)
+		t.Logf("%+v %v", st, err)
+	}
+}

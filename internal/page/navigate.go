@@ -111,9 +111,8 @@ func (t *Tab) Navigate(ctx context.Context, raw string) error {
 		ErrorText  string `json:"errorText"`
 		IsDownload bool   `json:"isDownload"`
 	}
-	leaving := t.leave(limited)
+	t.leave(limited)
 	err = t.target.session.Call(limited, "Page.navigate", map[string]any{"url": u}, &r)
-	leaving()
 	switch {
 	case err != nil:
 		return t.stopLoading(ctx, op, u, err)
@@ -139,23 +138,21 @@ func (t *Tab) Navigate(ctx context.Context, raw string) error {
 // busyWait is how long a page that is being left may be too busy to answer.
 const busyWait = time.Second
 
-// leave sees to it that a page whose script never ends can be left. The
-// returned function ends that.
-func (t *Tab) leave(ctx context.Context) func() {
+// leave sees to it that a page whose script never ends can be left. It must come
+// before the navigation: once that has an answer, Chromium passes nothing on to
+// the old document.
+func (t *Tab) leave(ctx context.Context) {
 	t.b.mu.Lock()
 	f := t.main
+	ask := f != nil && f.world != 0 && !t.crashed
 	var world int
-	if f != nil {
+	if ask {
 		world = f.world
 	}
-	crashed := t.crashed
 	t.b.mu.Unlock()
-	if world == 0 || crashed {
-		return func() {}
+	if ask {
+		t.unblock(ctx, t.target.session, world, busyWait)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	go t.unblock(ctx, t.target.session, world, busyWait)
-	return cancel
 }
 
 // arrive waits until a document newer than base is ready and, for a while,
@@ -254,6 +251,7 @@ func (t *Tab) Back(ctx context.Context) error {
 	if _, err := NormalizeURL(h.Entries[i].URL); err != nil {
 		return fault.Wrap(errors.Unwrap(err), fault.BlockedURL, op, "navigate to a URL instead")
 	}
+	t.leave(limited)
 	t.b.mu.Lock()
 	commits, base := t.commits, baseline{documents: t.documents}
 	t.b.mu.Unlock()

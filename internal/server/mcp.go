@@ -323,10 +323,11 @@ func succeeded(result mcp.Result, err error) bool {
 	return !ok || !called.IsError
 }
 
-// interrupted is the answer of a call that was ended from outside.
+// interrupted is the answer of a call that was ended from outside, in the form
+// of package tools.
 func interrupted(tool string, readOnly bool, cause error) *mcp.CallToolResult {
 	err := api.Interrupted(tool, readOnly, cause)
-	text := "### Error\n" + err.Error() + ".\n" + fault.HintOf(err) + "."
+	text := "### Error\nError: " + err.Error() + "\nCode: " + string(fault.CodeOf(err)) + "\nHint: " + fault.HintOf(err)
 	return &mcp.CallToolResult{
 		IsError: true,
 		Content: []mcp.Content{&mcp.TextContent{Text: text}},

@@ -249,7 +249,7 @@ func TestCancelOfOneBatchMember(t *testing.T) {
 		}
 		endedBy(t, r, start, errCanceledByClient)
 	}
-	if got := await(t, answer, "the answer"); strings.Count(got, "effect_unknown") != 2 || !strings.Contains(got, "s//agent") || strings.Contains(got, batchKey) {
+	if got := await(t, answer, "the answer"); strings.Count(got, `"code":"effect_unknown"`) != 2 || !strings.Contains(got, "s//agent") || strings.Contains(got, batchKey) {
 		t.Errorf("answer %s", got)
 	}
 }
@@ -382,7 +382,7 @@ func TestStopAnswersCallsInFlight(t *testing.T) {
 		if name == "look" {
 			wantCode, wantHint = "canceled", "It had no effect"
 		}
-		for _, want := range []string{"true ### Error", "cannot finish " + name + ": the service is stopping", wantCode, wantHint} {
+		for _, want := range []string{"true ### Error", "Error: cannot finish " + name + ": the service is stopping", wantCode, wantHint} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s answered %q, want %q in it", name, text, want)
 			}

@@ -73,7 +73,7 @@ func parseStat(data []byte) (stat, error) {
 		return stat{}, errors.New("malformed stat line: no name")
 	}
 	fields := strings.Fields(string(data[end+1:]))
-	const state, ppid, pgid, start = 3 - 3, 4 - 3, 5 - 3, 22 - 3
+	const state, ppid, pgid, start = 0, 1, 2, 19 // counted from field 3
 	if len(fields) <= start || len(fields[state]) != 1 {
 		return stat{}, errors.New("malformed stat line: too short")
 	}

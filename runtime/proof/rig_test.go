@@ -163,11 +163,17 @@ func (b *bench) browser(mode string) (*process, int) {
 	p := b.spawn(Generation{Role: RoleChromium, Profile: b.profile, LockFile: b.lock})
 	program := programNamed(b.t, "chromium")
 	p.release(roleSpec{Lock: b.lock, Args: []string{program, "--user-data-dir=" + b.profile}, Env: append(os.Environ(), helperEnv(mode, b.profile))})
-	pid, err := strconv.Atoi(p.expect("started "))
-	if err != nil {
-		b.t.Fatal(err)
+	// Holder and browser share their output; either may be first.
+	pid := 0
+	for range 2 {
+		if word := p.expect(""); word != "ready" {
+			n, err := strconv.Atoi(strings.TrimPrefix(word, "started "))
+			if err != nil {
+				b.t.Fatalf("the role said %q", word)
+			}
+			pid = n
+		}
 	}
-	p.expect("ready")
 	return p, pid
 }
 

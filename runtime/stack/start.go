@@ -233,6 +233,9 @@ func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byt
 	}, proof.Generation{Role: role.NameDisplay, Display: number, Sockets: []string{s.files.rfb()}},
 		holder.Spec{Args: d.Args(), Env: d.Env(), Dir: s.files.dir},
 		func(g proof.Generation) { s.ev.Display = &g })
+	if child != nil {
+		defer child.Close()
+	}
 	if err != nil {
 		if child != nil && isDone(child.Done()) {
 			return fmt.Errorf("%w: %w", errDied, err)
@@ -269,6 +272,9 @@ func (s *starting) startChromium(ctx context.Context) error {
 			Holder: &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit()},
 		},
 		func(g proof.Generation) { s.ev.Chromium = &g })
+	if child != nil {
+		defer child.Close()
+	}
 	if err != nil {
 		return err
 	}

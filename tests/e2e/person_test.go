@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -35,7 +36,7 @@ func (w *world) newPerson() *person {
 	w.check(err)
 	theirs, ours := os.NewFile(uintptr(fds[0]), "cdp"), os.NewFile(uintptr(fds[1]), "cdp")
 	cmd := w.User(w.t.Context(), "/usr/lib/chromium/chromium", "--headless=new", "--remote-debugging-pipe",
-		"--user-data-dir="+w.UserHome()+"/desk", "--no-first-run", "--password-store=basic", "--disable-gpu",
+		"--user-data-dir="+w.UserHome()+"/desk-"+rand.Text()[:8], "--no-first-run", "--password-store=basic", "--disable-gpu",
 		"--window-size=1400,1000", "--disable-background-networking", "about:blank")
 	cmd.Env = append(cmd.Env, "DBUS_SESSION_BUS_ADDRESS=disabled:", "DBUS_SYSTEM_BUS_ADDRESS=disabled:")
 	cmd.ExtraFiles = []*os.File{theirs, theirs}

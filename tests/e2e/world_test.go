@@ -35,7 +35,8 @@ const (
 // world is one booted machine with the product installed for its user.
 type world struct {
 	*rig.Rig
-	t *testing.T
+	t       *testing.T
+	secrets []string // what no answer to an agent may contain
 }
 
 // boot starts a machine, installs the build in it and runs setup, unless
@@ -259,12 +260,13 @@ func (w *world) loginByHand(name string) {
 func (w *world) browserPIDs() []int {
 	w.t.Helper()
 	var pids []int
-	for _, f := range strings.Fields(w.sh(`for p in $(pgrep -u "$(id -u)" -f 'chromium/chromium .*--remote-debugging-pipe' || true); do
-		case "$(cat /proc/$p/cmdline | tr '\0' ' ')" in *--type=*) ;; *) grep -q abfleet- /proc/$p/cgroup && echo $p;; esac; done`)) {
+	for _, f := range strings.Fields(w.sh(`for d in /proc/[0-9]*; do
+		test "$(readlink $d/exe 2>/dev/null)" = /usr/lib/chromium/chromium || continue
+		case "$(tr '\0' ' ' <$d/cmdline 2>/dev/null)" in *--type=*) continue;; esac
+		if grep -q -e -chromium- $d/cgroup 2>/dev/null; then echo ${d#/proc/}; fi; done`)) {
 		pid, err := strconv.Atoi(f)
 		w.check(err)
 		pids = append(pids, pid)
 	}
 	return pids
 }
-

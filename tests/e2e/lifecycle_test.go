@@ -1,0 +1,295 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"abfleet/internal/fault"
+	"abfleet/tests/rig"
+)
+
+// ready is a machine with the product set up and an Identity "work" that is
+// saved, without a person: for what is not about logging in.
+func ready(t *testing.T, opts rig.Options) *world {
+	t.Helper()
+	w := boot(t, opts)
+	w.setup()
+	w.must("identity", "create", "work")
+	w.must("identity", "login", "work", "--url", siteURL+"/form")
+	w.must("identity", "save", "work")
+	return w
+}
+
+// cookie sets a persistent cookie through the agent; hasCookie looks for it.
+func (a *agent) cookie(value string) {
+	a.w.t.Helper()
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.must("browser_evaluate", map[string]any{"function": fmt.Sprintf(`() => { document.cookie = "stamp=%s; max-age=86400; path=/" }`, value)})
+}
+
+func (a *agent) hasCookie(value string) {
+	a.w.t.Helper()
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => document.cookie"}, "stamp="+value)
+}
+
+// TestServiceRestarts protects browsers, pages, clients and viewers from
+// everything that happens to the service and to systemd.
+func TestServiceRestarts(t *testing.T) {
+	w := ready(t, rig.Options{Name: "restarts"})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.must("browser_evaluate", map[string]any{"function": "() => { window.kept = 1 }"})
+	pids := w.browserPIDs()
+	if len(pids) != 1 {
+		t.Fatalf("%d browsers run", len(pids))
+	}
+	p := w.newPerson()
+	p.open(w.must("view", "--session", "alpha").View.URL)
+	p.live()
+
+	servicePID := func() string { return w.sh("systemctl --user show -P MainPID abfleetd.service") }
+	for name, event := range map[string]string{
+		"restart":       "systemctl --user restart abfleetd.service",
+		"SIGKILL":       "systemctl --user kill --signal=KILL abfleetd.service",
+		"daemon-reload": "systemctl --user daemon-reload",
+		"daemon-reexec": "systemctl --user daemon-reexec",
+	} {
+		before := servicePID()
+		w.sh(event)
+		a.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
+		if after := w.browserPIDs(); !slices.Equal(pids, after) {
+			t.Fatalf("after %s the browser is %v, was %v", name, after, pids)
+		}
+		if name == "restart" || name == "SIGKILL" {
+			if servicePID() == before {
+				t.Errorf("%s left the service as it was", name)
+			}
+		}
+		p.live()
+	}
+
+	// A call in flight says whether it may have taken effect.
+	for tool, args := range map[string]map[string]any{
+		"browser_evaluate": {"function": "() => new Promise(r => setTimeout(r, 30000))"},
+		"browser_wait_for": {"time": 25},
+	} {
+		started := w.requests()
+		done := make(chan error, 1)
+		go func() {
+			_, err := a.call(tool, args)
+			done <- err
+		}()
+		w.untilRequests(started + 1)
+		w.sh("systemctl --user restart abfleetd.service")
+		err := <-done
+		want := string(fault.EffectUnknown)
+		if tool == "browser_wait_for" {
+			want = "no effect"
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s in flight: %v, want %q", tool, err, want)
+		}
+	}
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
+}
+
+// requests counts the tool calls the service has accepted, by its connections.
+func (w *world) requests() int {
+	n, err := strconv.Atoi(w.sh("ss -xH state connected src " + w.controlSocket() + " | wc -l"))
+	w.check(err)
+	return n
+}
+
+func (w *world) untilRequests(n int) {
+	w.t.Helper()
+	deadline, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
+	defer cancel()
+	for w.requests() < n {
+		if deadline.Err() != nil {
+			w.fail(fmt.Errorf("no call arrives at the service"))
+		}
+	}
+}
+
+// TestPoweroff protects logins from the ends that come from outside: the
+// user's manager is stopped, and the machine is.
+func TestPoweroff(t *testing.T) {
+	home := t.TempDir()
+	w := ready(t, rig.Options{Name: "poweroff", Home: home})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+
+	a.cookie("slice")
+	w.sh("systemctl --user stop $(systemctl --user list-units --plain --no-legend 'abfleet-*.slice' | awk '{print $1}')")
+	a.hasCookie("slice")
+
+	a.cookie("manager")
+	if out, err := w.RootSh(t.Context(), fmt.Sprintf("systemctl stop user@%d.service && systemctl start user@%d.service", w.UID(), w.UID())); err != nil {
+		w.fail(fmt.Errorf("%w: %s", err, out))
+	}
+	w.agent("alpha").hasCookie("manager")
+
+	w.agent("alpha").cookie("poweroff")
+	w.check(w.Poweroff(t.Context()))
+	w.check(w.Close())
+	again := boot(t, rig.Options{Name: "poweroff", Home: home})
+	again.agent("alpha").hasCookie("poweroff")
+}
+
+// TestNothingExposed protects the host: what listens, what anybody else could
+// open, and that the browser is sandboxed and where it belongs.
+func TestNothingExposed(t *testing.T) {
+	w := ready(t, rig.Options{Name: "exposed"})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/frames"})
+
+	pid := w.browserPIDs()[0]
+	cgroup := w.sh(fmt.Sprintf("cat /proc/%d/cgroup", pid))
+	if !strings.Contains(cgroup, "-chromium-") || !strings.HasSuffix(cgroup, ".scope") {
+		t.Errorf("the browser is in %s", cgroup)
+	}
+	if out := w.sh(`for p in $(pgrep -u "$(id -u)" chromium || true); do grep -H abfleet /proc/$p/cgroup || grep -H . /proc/$p/cgroup; done | grep -v -e '-chromium-' || true`); out != "" {
+		t.Errorf("processes of the browser outside its scope: %s", out)
+	}
+	sandboxed := w.sh(`for p in $(pgrep -u "$(id -u)" -f 'type=renderer'); do
+		echo $(awk '/^Seccomp:/{print $2}' /proc/$p/status) $(test "$(readlink /proc/$p/ns/user)" = "$(readlink /proc/self/ns/user)" && echo shared || echo own) $(test "$(readlink /proc/$p/ns/pid)" = "$(readlink /proc/self/ns/pid)" && echo shared || echo own); done | sort -u`)
+	if sandboxed != "2 own own" {
+		t.Errorf("renderers are sandboxed like this (seccomp, user namespace, pid namespace): %q", sandboxed)
+	}
+
+	for _, frame := range []string{"window", "frames[0]"} {
+		a.mustContain("browser_evaluate", map[string]any{"function": "() => [" + frame + "].map(w => { try { return w.navigator.webdriver } catch { return 'other site' } }).join()"}, "")
+	}
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => navigator.webdriver"}, "false")
+	// The window fills the screen: 800 less 87 of tabs and address bar, and
+	// no warning bar of 56.
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => innerWidth >= 1279 && innerHeight >= 710 && screenX === 0 && screenY === 0"}, "true")
+
+	listeners := w.sh("ss -ltnuH | awk '{print $5}' | grep -v ':8800$' || true")
+	view, err := url.Parse(w.must("view").View.URL)
+	w.check(err)
+	if listeners != view.Host {
+		t.Errorf("listeners: %q, want only %s", listeners, view.Host)
+	}
+	if out := w.sh("ss -xlH | grep -E '@.*(X11|abfleet|chrom)' || true"); out != "" {
+		t.Errorf("abstract sockets: %s", out)
+	}
+	for _, dir := range []string{"$XDG_RUNTIME_DIR/abfleet", "$HOME/.local/state/abfleet"} {
+		if out := w.sh(`find ` + dir + ` \( -type d -o -type s \) -perm /077 | grep -v /snapshot || true`); out != "" {
+			t.Errorf("open to others: %s", out)
+		}
+	}
+	// X asks everybody for the cookie, the same user and another one.
+	probe := `import socket,sys
+s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.send(b"l\0\x0b\0\0\0\0\0\0\0\0\0"); sys.exit(s.recv(1)[0])`
+	x := w.sh("ls /tmp/.X11-unix/X* | head -1")
+	file := filepath.Join(t.TempDir(), "probe.py")
+	w.check(os.WriteFile(file, []byte(probe), 0o644))
+	w.check(os.Chmod(filepath.Dir(file), 0o755))
+	w.check(w.Bind(t.Context(), file, "/opt/abfleet/probe.py"))
+	if out, err := w.User(t.Context(), "/usr/bin/python3", "/opt/abfleet/probe.py", x).CombinedOutput(); err != nil {
+		t.Errorf("X lets the same user in without the cookie: %v %s", err, out)
+	}
+	if out, err := w.Root(t.Context(), "setpriv", "--reuid", "65534", "--clear-groups", "/usr/bin/python3", "/opt/abfleet/probe.py", x).CombinedOutput(); err != nil {
+		t.Errorf("X lets another user in without the cookie: %v %s", err, out)
+	}
+}
+
+// TestNoGrowth protects a host that runs for months: cycles of start and stop
+// leave no process, socket, lock, scope, file, descriptor or memory behind.
+func TestNoGrowth(t *testing.T) {
+	cycles := 10
+	if n, err := strconv.Atoi(os.Getenv("ABF_CYCLES")); err == nil {
+		cycles = n
+	}
+	w := ready(t, rig.Options{Name: "growth"})
+	count := func() [5]int {
+		var n [5]int
+		for i, f := range strings.Fields(w.sh(`systemctl --user list-units --all --plain --no-legend 'abfleet-*' | wc -l
+			find "$XDG_RUNTIME_DIR/abfleet" "$HOME"/.local/state/abfleet/tmp /tmp/.X11-unix /tmp -maxdepth 1 -name '*' 2>/dev/null | wc -l
+			pid=$(systemctl --user show -P MainPID abfleetd.service); ls /proc/$pid/fd | wc -l
+			awk '/^Pss:/{print $2}' /proc/$pid/smaps_rollup
+			pgrep -u "$(id -u)" -c -e 'chromium|Xvnc|Xtigervnc|abfleet-role' || true`)) {
+			v, err := strconv.Atoi(f)
+			w.check(err)
+			n[i] = v
+		}
+		return n
+	}
+	cycle := func() {
+		w.must("session", "use", "alpha", "work")
+		w.must("session", "stop", "alpha")
+	}
+	cycle()
+	before := count()
+	for range cycles {
+		cycle()
+	}
+	after := count()
+	t.Logf("units, files, fds, PSS kB, processes: %v, after %d cycles %v", before, cycles, after)
+	for i, name := range []string{"units", "files", "descriptors", "", "processes"} {
+		if name != "" && after[i] > before[i]+map[bool]int{true: 2}[name == "descriptors"] {
+			t.Errorf("%s grow: %d, then %d", name, before[i], after[i])
+		}
+	}
+	if after[3] > before[3]+4096 {
+		t.Errorf("memory grows: %d kB, then %d kB", before[3], after[3])
+	}
+	if after[4] != 0 {
+		t.Errorf("%d processes are left", after[4])
+	}
+	if out := w.sh(`find "$HOME"/.local/state/abfleet -name 'Singleton*'; ls /tmp/.X*-lock 2>/dev/null || true`); out != "" {
+		t.Errorf("locks are left: %s", out)
+	}
+}
+
+// TestDiedBrowser protects a session whose browser died: the next use starts it
+// again with its Profile, and says how it ended.
+func TestDiedBrowser(t *testing.T) {
+	w := ready(t, rig.Options{Name: "died"})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.must("browser_evaluate", map[string]any{"function": `() => { localStorage.setItem("kept", "yes") }`})
+	w.must("session", "stop", "alpha")
+	w.must("session", "use", "alpha", "work")
+	pid := w.browserPIDs()[0]
+	w.sh(fmt.Sprintf("kill -KILL %d", pid))
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.mustContain("browser_evaluate", map[string]any{"function": `() => localStorage.getItem("kept")`}, "yes")
+	if s := w.must("session", "show", "alpha").Session; s.LastExit == nil || !strings.Contains(s.LastExit.Detail, "SIGKILL") {
+		t.Errorf("the session says of its last browser: %+v", s.LastExit)
+	}
+}
+
+// TestRefusals protects people from their own mistakes: each has its code and a
+// hint, and changes nothing.
+func TestRefusals(t *testing.T) {
+	w := ready(t, rig.Options{Name: "refusals"})
+	w.refused(fault.IdentityNotFound, "session", "use", "alpha", "nobody")
+	w.refused(fault.DuplicateIdentity, "identity", "create", "WORK")
+	w.refused(fault.InvalidName, "identity", "create", " ")
+	w.must("identity", "create", "fresh")
+	w.refused(fault.LoginNotRunning, "identity", "save", "fresh")
+	w.refused(fault.IdentityNotReady, "session", "use", "alpha", "fresh")
+	w.refused(fault.SessionNotFound, "session", "stop", "alpha")
+	if len(w.browserPIDs()) != 0 {
+		t.Error("a refusal left a browser running")
+	}
+	// A second service on the same state.
+	out, err := w.Sh(t.Context(), `abfleetd --config "$HOME/.config/abfleet/config.toml" --listen-control /tmp/second.sock --listen-web 127.0.0.1:0 2>&1`)
+	if err == nil || !strings.Contains(out, string(fault.StateInUse)) {
+		t.Errorf("a second service: %v %s", err, out)
+	}
+}
