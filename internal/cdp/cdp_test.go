@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +122,16 @@ func TestCancelWhileWriting(t *testing.T) {
 		case <-time.After(5 * time.Second):
 			t.Fatal("a caller hangs")
 		}
+	}
+}
+
+// A frozen browser is given up, so that nobody waits for it without end.
+func TestFrozenBrowser(t *testing.T) {
+	defer func(d time.Duration) { writeWait = d }(writeWait)
+	writeWait = 50 * time.Millisecond
+	c, _ := pair(t)
+	if err := c.Root().Call(t.Context(), "A.b", nil, nil); !errors.Is(err, ErrClosed) || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/coder/websocket"
 )
@@ -20,6 +21,10 @@ type nulTransport struct {
 	in   *bufio.Reader
 	buf  []byte
 }
+
+// writeWait is how long a browser may take to read what is sent to it. One that
+// has stopped reading for longer, such as a frozen one, is given up.
+var writeWait = 30 * time.Second
 
 // keepWriteBuffer is the most write buffer kept between messages.
 const keepWriteBuffer = 64 << 10
@@ -57,7 +62,10 @@ func (t *nulTransport) Write(batch [][]byte) error {
 		t.buf = append(t.buf, m...)
 		t.buf = append(t.buf, 0)
 	}
-	_, err := t.conn.Write(t.buf)
+	err := t.conn.SetWriteDeadline(time.Now().Add(writeWait))
+	if err == nil {
+		_, err = t.conn.Write(t.buf)
+	}
 	if cap(t.buf) > keepWriteBuffer {
 		t.buf = nil
 	}
@@ -96,7 +104,10 @@ func (t *wsTransport) Read() ([]byte, error) {
 
 func (t *wsTransport) Write(batch [][]byte) error {
 	for _, m := range batch {
-		if err := t.ws.Write(t.ctx, websocket.MessageText, m); err != nil {
+		ctx, cancel := context.WithTimeout(t.ctx, writeWait)
+		err := t.ws.Write(ctx, websocket.MessageText, m)
+		cancel()
+		if err != nil {
 			return err
 		}
 	}

@@ -158,9 +158,6 @@ func (s *setup) checkHost(ctx context.Context, op string) error {
 // returns the file to name in the unit, "" for the default one.
 func (s *setup) writeConfig() (string, error) {
 	if s.app.config != "" {
-		if s.stateDir != "" {
-			return "", usageError{errors.New("--state-dir and --config: set home in the configuration")}
-		}
 		return filepath.Abs(s.app.config)
 	}
 	if s.prefix == "abfleet" {
@@ -249,7 +246,7 @@ func (s *setup) writeUnits(cfg *config.Config, configFile string, port int) (cha
 	if socket := cfg.ControlSocket(); socket != filepath.Join(s.getenv("XDG_RUNTIME_DIR"), s.prefix, "control.sock") {
 		params.Socket = socket
 	}
-	if s.stateDir != "" && configFile == "" {
+	if s.stateDir != "" {
 		state, err := filepath.Abs(s.stateDir)
 		if err != nil {
 			return false, err

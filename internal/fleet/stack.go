@@ -355,7 +355,7 @@ func (f *Fleet) start(ctx context.Context, actor audit.Actor, op, instance, sess
 		}
 		v := &r.Value
 		v.Generation++
-		v.Session, v.Evidence, v.Problem, v.LastExit, v.Started = session, nil, nil, nil, time.Time{}
+		v.Session, v.Evidence, v.Problem, v.Started = session, nil, nil, time.Time{}
 		req.Generation = v.Generation
 		return nil
 	})

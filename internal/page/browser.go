@@ -82,6 +82,9 @@ type Browser struct {
 	tabs    []*Tab             // in order of appearance
 	clients map[string]*Client
 	lastTab uint64
+	// todo is what handling an event leaves to be sent when b.mu is free: a
+	// browser that does not read must not hold up those who only look.
+	todo []func()
 	changed chan struct{} // closed at the next change; nil while nobody waits
 }
 
@@ -202,7 +205,12 @@ func (b *Browser) loop() {
 		}
 		b.mu.Lock()
 		b.handle(ev)
+		todo := b.todo
+		b.todo = nil
 		b.mu.Unlock()
+		for _, f := range todo {
+			f()
+		}
 	}
 }
 
@@ -295,11 +303,11 @@ func (b *Browser) attached(ev cdp.Event) {
 		tg = &target{tab: parent.tab, session: session, parent: parent, frame: info.TargetID}
 		parent.tab.adopt(tg)
 	default:
-		b.release(session, ev.Session)
+		b.todo = append(b.todo, func() { b.release(session, ev.Session) })
 		return
 	}
 	b.targets[p.SessionID] = tg
-	b.prepare(tg)
+	b.todo = append(b.todo, func() { b.prepare(tg) })
 	b.notify()
 }
 
@@ -401,6 +409,9 @@ var (
 	errTabClosed = errors.New("the tab was closed")
 	errCrashed   = errors.New("the page crashed")
 	errDialog    = errors.New("a dialog is open")
+	// errSilent is a page that has not said a word since it was attached to.
+	// Chromium tells nothing of dialogs that were open before.
+	errSilent = errors.New("the page does not answer; it is busy, or shows a dialog that was opened before the browser was connected to")
 )
 
 // explain turns what went wrong below into an error for users, with op as its
@@ -416,6 +427,8 @@ func (b *Browser) explain(op string, err error) error {
 		return fault.Wrap(err, fault.ModalState, op, "answer the dialog first, with browser_handle_dialog or in the live view")
 	case errors.Is(err, errCrashed):
 		return fault.Wrap(err, fault.PageCrashed, op, "navigate the tab again, or close it")
+	case errors.Is(err, errSilent):
+		return fault.Wrap(err, fault.Timeout, op, "answer the dialog in the live view, or navigate the tab, which closes it")
 	case errors.Is(err, errTabClosed), errors.Is(err, cdp.ErrSessionGone):
 		return fault.New(fault.TargetNotFound, op, "list the tabs and go on in another one", "%w", errTabClosed)
 	case errors.Is(err, cdp.ErrClosed), errors.Is(err, cdp.ErrOverflow):

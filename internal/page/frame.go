@@ -97,6 +97,10 @@ func (t *Tab) mergeTree(tg *target, tree frameTree) {
 	}
 	if f.loader == "" && f.target == tg {
 		f.loader, f.url = tree.Frame.LoaderID, tree.Frame.where()
+		if f == t.main { // a navigation may be waiting for just this
+			t.commits++
+			t.documents++
+		}
 	}
 	for _, c := range tree.ChildFrames {
 		t.mergeTree(tg, c)
@@ -539,10 +543,15 @@ const replaceWait = 250 * time.Millisecond
 // mainFrame returns the main frame, waiting for a page that was only just
 // attached.
 func (t *Tab) mainFrame(ctx context.Context) (*frame, error) {
+	wait, cancel := context.WithTimeout(ctx, t.b.opts.ActionTimeout)
+	defer cancel()
 	var f *frame
-	err := t.b.await(ctx, func() bool { f = t.main; return f != nil || t.closed })
-	if err == nil && f == nil {
-		err = errTabClosed
+	err := t.b.await(wait, func() bool { f = t.main; return f != nil || t.closed })
+	switch {
+	case err == nil && f == nil:
+		return nil, errTabClosed
+	case err != nil && ctx.Err() == nil && wait.Err() != nil:
+		return nil, errSilent
 	}
 	return f, err
 }

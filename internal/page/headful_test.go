@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"abfleet/internal/cdp"
+	"abfleet/internal/fault"
 	"abfleet/internal/page/pagetest"
 )
 
@@ -172,11 +173,15 @@ func TestAttachWithOpenDialog(t *testing.T) {
 		}
 		began := time.Now()
 		_, err = tab.Snapshot(ctx, SnapshotOptions{})
-		t.Logf("%v after %v", err, time.Since(began))
-		began = time.Now()
-		err = tab.Navigate(ctx, strings.TrimSuffix(tab.firstURL, "/")+"/b")
-		t.Logf("%v after %v", err, time.Since(began))
-		st, err := tab.State(ctx)
-		t.Logf("%+v %v", st, err)
+		wantCode(t, err, fault.Timeout)
+		if d := time.Since(began); !strings.Contains(err.Error(), "dialog") || d > 8*time.Second {
+			t.Errorf("%v after %v", err, d)
+		}
+		if err := tab.Navigate(ctx, strings.TrimSuffix(tab.firstURL, "/")+"/b"); err != nil {
+			t.Fatal(err)
+		}
+		if st, err := tab.State(ctx); err != nil || st.Title != "B" {
+			t.Fatalf("%+v %v", st, err)
+		}
 	}
 }

@@ -40,7 +40,6 @@ type Tab struct {
 
 	commits   uint64            // documents committed in the main frame, same-document moves included
 	documents uint64            // the same without those
-	downloads uint64            // begun
 	status    string            // of the main document when not 2xx
 	answers   map[string]string // statuses by loader id, of documents not committed yet
 	errors    int

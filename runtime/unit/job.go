@@ -114,17 +114,48 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	}
 	if err == nil {
 		err = m.wait(ctx, w, job, func(ctx context.Context) (bool, error) {
-			info, err := m.Info(ctx, name)
+			pending, err := m.jobPending(ctx, name)
 			if errors.Is(err, ErrNotLoaded) {
 				return true, nil
 			}
-			return err == nil && !info.Active(), err
+			if pending || err != nil {
+				return false, err
+			}
+			info, err := m.Info(ctx, name)
+			switch {
+			case errors.Is(err, ErrNotLoaded):
+				return true, nil
+			case err == nil && info.Active():
+				// The job is over and did not do what it was for.
+				return false, &JobError{Unit: name, Result: "canceled"}
+			}
+			return err == nil, err
 		})
 	}
 	if err != nil {
 		return fmt.Errorf("stop %s: %w", name, err)
 	}
 	return nil
+}
+
+// jobPending reports whether systemd has a job for a loaded unit.
+func (m *Manager) jobPending(ctx context.Context, name string) (bool, error) {
+	var path dbus.ObjectPath
+	if err := m.call(ctx, managerPath, managerIface+".GetUnit", []any{name}, &path); err != nil {
+		return false, err
+	}
+	var value dbus.Variant
+	if err := m.call(ctx, path, propsIface+".Get", []any{unitIface, "Job"}, &value); err != nil {
+		return false, err
+	}
+	var job struct {
+		ID   uint32
+		Path dbus.ObjectPath
+	}
+	if err := value.Store(&job); err != nil {
+		return false, fmt.Errorf("job of %s: %w", name, err)
+	}
+	return job.ID != 0, nil
 }
 
 // Stop stops a scope: systemd signals its processes as its KillSignal and

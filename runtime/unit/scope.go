@@ -110,14 +110,18 @@ func (m *Manager) startScope(ctx context.Context, s Scope) (Info, error) {
 	w := m.newJobWait(s.Name)
 	defer m.dropJobWait(w)
 	settled := func(ctx context.Context) (bool, error) {
+		// The job first: while there is one, an inactive unit is only waiting.
+		if pending, err := m.jobPending(ctx, s.Name); pending || err != nil {
+			return false, err
+		}
 		info, err := m.Info(ctx, s.Name)
 		switch {
 		case err != nil:
 			return false, err
-		case !info.Active():
-			return false, &JobError{Unit: s.Name, Result: info.Result}
+		case info.ActiveState != "active":
+			return false, &JobError{Unit: s.Name, Result: "failed"}
 		}
-		return info.ActiveState == "active", nil
+		return true, nil
 	}
 	job, err := m.startTransient(ctx, s)
 	if err == nil && job != "" {

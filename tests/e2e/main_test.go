@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"image"
 	"image/png"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -53,7 +56,7 @@ func TestMainJob(t *testing.T) {
 	b.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
 	snap := b.must("browser_snapshot", nil)
 	b.must("browser_type", map[string]any{"target": ref(t, snap, `textbox "Name"`), "text": "Grace"})
-	b.must("browser_click", map[string]any{"target": ref(t, snap, `button`)})
+	b.must("browser_click", map[string]any{"target": ref(t, snap, `button "Send"`)})
 	if text := b.must("browser_snapshot", nil); !strings.Contains(text, "Grace") {
 		t.Errorf("the form was not sent:\n%s", text)
 	}
@@ -78,6 +81,7 @@ func (w *world) samePicture(a *agent, session string) {
 		w.t.Errorf("the viewer does not say Shared Control: %v", err)
 	}
 	best := 0.0
+	var last image.Image
 	for range 20 {
 		var data string
 		w.check(p.eval(`new Promise(requestAnimationFrame).then(() => document.querySelector("canvas").toDataURL("image/png").slice(22))`, &data))
@@ -85,6 +89,7 @@ func (w *world) samePicture(a *agent, session string) {
 		w.check(err)
 		canvas, err := png.Decode(bytes.NewReader(raw))
 		w.check(err)
+		last = canvas
 		for y := 60; y < 140; y++ {
 			best = max(best, similarity(canvas, shot, image.Pt(0, y)))
 		}
@@ -93,7 +98,21 @@ func (w *world) samePicture(a *agent, session string) {
 		}
 		shot = a.picture()
 	}
+	w.keep("agent.png", shot)
+	w.keep("viewer.png", last)
 	w.t.Errorf("the viewer shows %.1f %% of the pixels of the agent's screenshot, want 99 %%", best*100)
+}
+
+// keep saves a picture for whoever looks into the failure, where the
+// environment names a directory.
+func (w *world) keep(name string, img image.Image) {
+	dir := os.Getenv("ABF_KEEP")
+	if dir == "" || img == nil {
+		return
+	}
+	var data bytes.Buffer
+	w.check(png.Encode(&data, img))
+	w.check(os.WriteFile(filepath.Join(dir, name), data.Bytes(), 0o600))
 }
 
 // picture is the agent's screenshot.
@@ -195,7 +214,7 @@ type bridge struct {
 
 func (w *world) bridge(session string) *bridge {
 	w.t.Helper()
-	cmd := w.User(w.t.Context(), "node", peersDir+"/client.mjs", "abfleet", "mcp", "--session", session)
+	cmd := w.User(context.WithoutCancel(w.t.Context()), "node", peersDir+"/client.mjs", "abfleet", "mcp", "--session", session)
 	in, err := cmd.StdinPipe()
 	w.check(err)
 	out, err := cmd.StdoutPipe()

@@ -11,10 +11,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -148,14 +150,20 @@ func (w *world) sh(script string) string {
 
 func (w *world) controlSocket() string { return w.RuntimeDir() + "/abfleet/control.sock" }
 
-// headers adds the session to every request, as the DSH bundle does.
+// headers adds the session to every request, as the DSH bundle does, and tells
+// when a request is with the service.
 type headers struct {
 	http.RoundTripper
 	session string
+	wrote   *atomic.Pointer[chan struct{}] // closed, once, after the next request is written
 }
 
 func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
+	r = r.Clone(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {
+		if ch := h.wrote.Swap(nil); ch != nil {
+			close(*ch)
+		}
+	}}))
 	r.Header.Set(api.HeaderSession, h.session)
 	return h.RoundTripper.RoundTrip(r)
 }
@@ -165,6 +173,14 @@ type agent struct {
 	w       *world
 	session *mcp.ClientSession
 	answers []string // the text of every answer, for the leak check
+	wrote   *atomic.Pointer[chan struct{}]
+}
+
+// sent returns a channel that is closed when the next call has been written.
+func (a *agent) sent() <-chan struct{} {
+	ch := make(chan struct{})
+	a.wrote.Store(&ch)
+	return ch
 }
 
 func (w *world) agent(session string) *agent {
@@ -172,13 +188,14 @@ func (w *world) agent(session string) *agent {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return w.Dial(ctx, "unix", w.controlSocket())
 	}}
+	wrote := new(atomic.Pointer[chan struct{}])
 	client := mcp.NewClient(&mcp.Implementation{Name: "e2e", Version: "1"}, nil)
 	s, err := client.Connect(w.t.Context(), &mcp.StreamableClientTransport{
-		Endpoint: "http://abfleet" + api.MCPPath, HTTPClient: &http.Client{Transport: headers{transport, session}}, DisableStandaloneSSE: true,
+		Endpoint: "http://abfleet" + api.MCPPath, HTTPClient: &http.Client{Transport: headers{transport, session, wrote}}, DisableStandaloneSSE: true,
 	}, nil)
 	w.check(err)
 	w.t.Cleanup(func() { s.Close() })
-	return &agent{w: w, session: s}
+	return &agent{w: w, session: s, wrote: wrote}
 }
 
 // call runs a tool and returns its text; an error answer is an error.
