@@ -84,7 +84,7 @@ type Browser struct {
 	lastTab uint64
 	// todo is what handling an event leaves to be sent when b.mu is free: a
 	// browser that does not read must not hold up those who only look.
-	todo []func()
+	todo    []func()
 	changed chan struct{} // closed at the next change; nil while nobody waits
 }
 

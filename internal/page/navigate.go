@@ -120,7 +120,9 @@ func (t *Tab) Navigate(ctx context.Context, raw string) error {
 		return nil
 	case r.ErrorText != "":
 		if r.ErrorText != errAborted { // Chromium shows a page of its own
-			err := t.until(limited, answerWait, func() bool { return t.closed || t.documents > base.documents })
+			err := t.until(limited, answerWait, func() bool {
+				return t.closed || t.documents > base.documents && t.main != nil && t.main.ready
+			})
 			if err != nil {
 				return t.b.explain(op, err)
 			}
@@ -218,6 +220,10 @@ func navigationHint(text string) string {
 	}
 }
 
+// historyAttempts is how often a page is asked for its history, two animation
+// frames apart.
+const historyAttempts = 10
+
 // Back goes one step back in the tab's history and waits until the page is
 // there.
 func (t *Tab) Back(ctx context.Context) error {
@@ -241,8 +247,17 @@ func (t *Tab) Back(ctx context.Context) error {
 			URL string `json:"url"`
 		} `json:"entries"`
 	}
-	if err := s.Call(limited, "Page.getNavigationHistory", nil, &h); err != nil {
-		return t.b.explain(op, err)
+	for attempt := 1; ; attempt++ {
+		err := s.Call(limited, "Page.getNavigationHistory", nil, &h)
+		if err == nil {
+			break
+		}
+		// Just after a page committed, Chromium may not know it as the
+		// active one yet.
+		if attempt == historyAttempts || !contextGone(err) {
+			return t.b.explain(op, err)
+		}
+		t.paint(limited)
 	}
 	i := h.CurrentIndex - 1
 	if i < 0 || i >= len(h.Entries) {

@@ -125,16 +125,16 @@ func XReady(ctx context.Context, n int, cookie []byte) error {
 	req = append(req, pad([]byte(cookieName))...)
 	req = append(req, pad(append([]byte(nil), cookie...))...)
 	if _, err := conn.Write(req); err != nil {
-		return fmt.Errorf("X setup of display %d: %w", n, err)
+		return fmt.Errorf("display %d: X setup: %w", n, err)
 	}
 	var head [8]byte
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
-		return fmt.Errorf("X setup of display %d: %w", n, err)
+		return fmt.Errorf("display %d: X setup: %w", n, err)
 	}
 	if head[0] != 1 {
 		reason := make([]byte, head[1])
 		io.ReadFull(conn, reason)
-		return fmt.Errorf("X setup of display %d refused: %q", n, reason)
+		return fmt.Errorf("display %d refuses the cookie: %q", n, reason)
 	}
 	return nil
 }
@@ -148,10 +148,10 @@ func RFBReady(ctx context.Context, socket string) error {
 	defer conn.Close()
 	banner, err := bufio.NewReader(io.LimitReader(conn, 12)).ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("VNC banner: %w", err)
+		return fmt.Errorf("read VNC banner: %w", err)
 	}
 	if !strings.HasPrefix(banner, "RFB ") {
-		return fmt.Errorf("VNC banner: got %q", banner)
+		return fmt.Errorf("read VNC banner: got %q", banner)
 	}
 	return nil
 }

@@ -283,12 +283,6 @@ func (r *Runtime) clearInstance(ctx context.Context, e evidence) error {
 	return errors.Join(errs...)
 }
 
-// signalName is for messages: "SIGTERM" rather than "terminated".
-func isGone(err error) bool {
-	var ref *proof.Refusal
-	return errors.As(err, &ref) && ref.Reason == proof.PIDGone
-}
-
 // killOrder is the escalation for a role that has no clean close of its own.
 var killOrder = []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}
 

@@ -55,7 +55,7 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (c
 		if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
 			// The socket may be gone while the holder lives; the signal
 			// asks for the same.
-			if serr := live.Signal(wctx, syscall.SIGWINCH); serr != nil && !isGone(serr) {
+			if serr := live.Signal(wctx, syscall.SIGWINCH); serr != nil && !proof.Ended(serr) {
 				err = errors.Join(cerr, serr)
 			}
 		}
@@ -64,7 +64,7 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (c
 		if werr != nil {
 			err = errors.Join(err, r.escalate(ctx, live))
 		}
-	} else if isGone(err) || errors.Is(err, unit.ErrNotLoaded) {
+	} else if proof.Ended(err) || errors.Is(err, unit.ErrNotLoaded) {
 		err = nil
 	} else {
 		// The leader may be gone while the browser member lives on: its
@@ -93,7 +93,7 @@ func (r *Runtime) stopOrphan(ctx context.Context, g proof.Generation, cause erro
 // escalate ends a browser that the clean close did not end.
 func (r *Runtime) escalate(ctx context.Context, live *proof.Live) error {
 	for _, sig := range killOrder {
-		if err := live.SignalBrowser(ctx, sig); err != nil && !isGone(err) {
+		if err := live.SignalBrowser(ctx, sig); err != nil && !proof.Ended(err) {
 			return err
 		}
 		wctx, cancel := context.WithTimeout(ctx, termWait)
@@ -111,7 +111,7 @@ func (r *Runtime) escalate(ctx context.Context, live *proof.Live) error {
 func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []syscall.Signal) error {
 	live, err := r.verifier.Live(ctx, g)
 	if err != nil {
-		if isGone(err) || errors.Is(err, unit.ErrNotLoaded) {
+		if proof.Ended(err) || errors.Is(err, unit.ErrNotLoaded) {
 			return nil
 		}
 		return err
@@ -119,7 +119,7 @@ func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []sy
 	defer live.Close()
 	for _, sig := range signals {
 		if err := live.Signal(ctx, sig); err != nil {
-			if isGone(err) {
+			if proof.Ended(err) {
 				return nil
 			}
 			return err

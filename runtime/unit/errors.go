@@ -46,7 +46,6 @@ func (e *JobError) Error() string {
 const (
 	nameNoSuchUnit        = "org.freedesktop.systemd1.NoSuchUnit"
 	nameUnitExists        = "org.freedesktop.systemd1.UnitExists"
-	nameLoadFailed        = "org.freedesktop.systemd1.LoadFailed"
 	nameNoUnitForPID      = "org.freedesktop.systemd1.NoUnitForPID"
 	nameAlreadySubscribed = "org.freedesktop.systemd1.AlreadySubscribed"
 	nameNoProcess         = "org.freedesktop.DBus.Error.UnixProcessIdUnknown"

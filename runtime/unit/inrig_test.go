@@ -17,7 +17,8 @@ import (
 	"abfleet/tests/rig"
 )
 
-// inRig marks the run of this test binary inside the rig, as the normal user.
+// inRig marks the run of this test binary inside the rig. Its value says which
+// manager the tests are for: "user" or "system".
 const inRig = "ABF_IN_RIG"
 
 // helperMode makes the test binary a stand-in for a role: it does what its
@@ -46,7 +47,8 @@ func helper(mode string) int {
 }
 
 // TestInRig runs the tests named TestRig* of this very binary against a real
-// systemd, as the normal user of a rig.
+// systemd: all against the manager of the rig's normal user, and those that say
+// what a manager is for once more against its PID 1, as root.
 func TestInRig(t *testing.T) {
 	if os.Getenv(inRig) != "" {
 		t.Skip("this is the run inside the rig")
@@ -60,16 +62,28 @@ func TestInRig(t *testing.T) {
 	r := rig.BootTest(t, rig.Options{Name: "unit", Binds: map[string]string{filepath.Dir(self): inside}})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	cmd := r.User(ctx, filepath.Join(inside, filepath.Base(self)), "-test.run=^TestRig", "-test.v", "-test.timeout=4m")
-	cmd.Env = append(cmd.Env, inRig+"=1")
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		journal, _ := r.Journal(context.WithoutCancel(ctx), "-b", "--no-pager", "-n", "30")
-		t.Fatalf("inside the rig: %v\n%s", err, journal)
-	}
-	if n := strings.Count(string(out), "--- PASS: TestRig"); n < 10 {
-		t.Errorf("only %d tests ran inside the rig", n)
+	program := filepath.Join(inside, filepath.Base(self))
+	for _, run := range []struct {
+		manager, tests string
+		command        func(context.Context, string, ...string) *exec.Cmd
+		least          int
+	}{
+		{"user", "^TestRig", r.User, 15},
+		{"system", "^TestRig(ScopeIs|StopSlice|TakenName|WatchReports)", r.Root, 4},
+	} {
+		t.Run(run.manager, func(t *testing.T) {
+			cmd := run.command(ctx, program, "-test.run="+run.tests, "-test.v", "-test.timeout=4m")
+			cmd.Env = append(cmd.Env, inRig+"="+run.manager)
+			out, err := cmd.CombinedOutput()
+			t.Logf("%s", out)
+			if err != nil {
+				journal, _ := r.Journal(context.WithoutCancel(ctx), "-b", "--no-pager", "-n", "30")
+				t.Fatalf("inside the rig: %v\n%s", err, journal)
+			}
+			if n := strings.Count(string(out), "--- PASS: TestRig"); n < run.least {
+				t.Errorf("only %d tests ran inside the rig", n)
+			}
+		})
 	}
 }
 
@@ -81,11 +95,13 @@ func needRig(t *testing.T) {
 	}
 }
 
-// dial returns a Manager for the rig's user manager.
+func systemRun() bool { return os.Getenv(inRig) == "system" }
+
+// dial returns a Manager for the manager that the run is for.
 func dial(t *testing.T) *Manager {
 	t.Helper()
 	needRig(t)
-	m, err := Dial(t.Context(), Options{})
+	m, err := Dial(t.Context(), Options{System: systemRun()})
 	if err != nil {
 		t.Fatal(err)
 	}

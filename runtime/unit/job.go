@@ -76,7 +76,8 @@ func (m *Manager) wait(ctx context.Context, w *jobWait, job dbus.ObjectPath, set
 	for {
 		w.mu.Lock()
 		result, removed := w.results[job]
-		doubt := w.doubt
+		// Without a path no result can be told to be of this job.
+		doubt := w.doubt || job == ""
 		w.doubt = false
 		w.mu.Unlock()
 		switch {

@@ -69,7 +69,10 @@ func gone(t *testing.T, m *Manager, name string) Info {
 
 func systemctl(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "systemctl", append([]string{"--user"}, args...)...).CombinedOutput()
+	if !systemRun() {
+		args = append([]string{"--user"}, args...)
+	}
+	out, err := exec.CommandContext(t.Context(), "systemctl", args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("systemctl %v: %v\n%s", args, err, out)
 	}

@@ -124,7 +124,7 @@ func (m *Manager) startScope(ctx context.Context, s Scope) (Info, error) {
 		return true, nil
 	}
 	job, err := m.startTransient(ctx, s)
-	if err == nil && job != "" {
+	if err == nil {
 		err = m.wait(ctx, w, job, settled)
 	}
 	if err != nil {
@@ -138,7 +138,7 @@ func (m *Manager) startScope(ctx context.Context, s Scope) (Info, error) {
 }
 
 // startTransient makes the call and returns the path of the job, or "" if the
-// answer was lost and the scope turned out to be there.
+// answer was lost and a scope of that name turned out to be there.
 func (m *Manager) startTransient(ctx context.Context, s Scope) (dbus.ObjectPath, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
@@ -153,11 +153,9 @@ func (m *Manager) startTransient(ctx context.Context, s Scope) (dbus.ObjectPath,
 			return job, nil
 		}
 		if asked && errors.Is(err, ErrExists) {
-			// Our first try may have come through. If so the process is in it.
-			if _, verr := m.verifyScope(ctx, s); verr == nil {
-				return "", nil
-			}
-			return "", err
+			// Our first try came through; if it was not ours after all, the
+			// process will not be in it.
+			return "", nil
 		}
 		if !isLost(err) {
 			return "", err

@@ -26,9 +26,9 @@ var layers = map[string][]string{
 	"internal/auth":   {"internal/fault", "internal/audit", "internal/safefs"},
 	"internal/api":    {"internal/fault", "internal/fleet", "internal/audit"},
 	"internal/sd":     {"internal/fault", "internal/audit"},
-	"internal/doctor": {"internal/fault", "internal/config"},
+	"internal/doctor": {"internal/fault", "internal/config", "internal/api"},
 
-	"internal/tools":            {"internal/fault", "internal/fleet", "internal/audit", "internal/page", "internal/cdp"},
+	"internal/tools":            {"internal/fault", "internal/safefs", "internal/page", "internal/cdp"},
 	"internal/tools/playwright": {"internal/fault", "internal/tools", "internal/page", "internal/cdp"},
 	"internal/tools/agent":      {"internal/fault", "internal/tools", "internal/fleet"},
 

@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"image"
-	"image/png"
 	"net"
 	"os"
 	"testing"
@@ -163,14 +160,6 @@ func (p *person) screenshotPNG() []byte {
 		p.t.Fatal(err)
 	}
 	return data
-}
-
-func (p *person) screenshot() image.Image {
-	img, err := png.Decode(bytes.NewReader(p.screenshotPNG()))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return img
 }
 
 // live waits until the viewer page shows the browser.
