@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -78,25 +77,4 @@ func run() int {
 		return exitUnavailable
 	}
 	return exitFailed
-}
-
-// listen returns the sockets from systemd, or those of the flags.
-func listen(control, web string) (map[string][]net.Listener, error) {
-	listeners, err := sd.Listeners(sd.ControlSocket, sd.WebSocket)
-	if err != nil || listeners != nil {
-		return listeners, err
-	}
-	if control == "" || web == "" {
-		return nil, fault.New(fault.InvalidArgument, "find the sockets of the service",
-			"Start it through its socket units (abfleet setup --now), or pass --listen-control and --listen-web", "systemd passed none")
-	}
-	controlListener, err := sd.ListenControl(control)
-	if err != nil {
-		return nil, err
-	}
-	webListener, err := sd.ListenWeb(web)
-	if err != nil {
-		return nil, err
-	}
-	return map[string][]net.Listener{sd.ControlSocket: {controlListener}, sd.WebSocket: {webListener}}, nil
 }

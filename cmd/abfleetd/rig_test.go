@@ -360,3 +360,33 @@ func TestHybridCgroupsAreRefused(t *testing.T) {
 		t.Errorf("a refused setup left %q", left)
 	}
 }
+
+func TestDoctorNamesWhatIsMissing(t *testing.T) {
+	m := newMachine(t, rig.Options{Name: "bare", Mask: []string{"/usr/lib/chromium/chromium", "/usr/bin/Xvnc", "/usr/share/fonts", "/usr/local/share/fonts"}})
+	if _, err := m.RootSh(t.Context(), "rm /var/lib/systemd/linger/*; chmod 0755 /tmp/.X11-unix 2>/dev/null || mkdir -m 0755 /tmp/.X11-unix"); err != nil {
+		t.Fatal(err)
+	}
+	m.contains(m.sh("abfleet setup --now"), "note: cannot run Chromium", "hint: Run: loginctl enable-linger")
+	out := m.fails(5, "abfleet", "doctor")
+	m.contains(out, "FAIL  Chromium", "apt-get install chromium", "FAIL  Xvnc", "apt-get install tigervnc-standalone-server",
+		"warn  fonts", "apt-get install fonts-", "warn  linger", "warn  X socket directory", "systemd-tmpfiles")
+	var answer struct {
+		OK     bool
+		Doctor struct {
+			OK       bool
+			Findings []struct{ Code, Status, Hint string }
+		}
+	}
+	raw, _ := m.User(t.Context(), "abfleet", "doctor", "--json").Output()
+	if err := json.Unmarshal(raw, &answer); err != nil || !answer.OK || answer.Doctor.OK {
+		t.Errorf("%v: %s", err, raw)
+	}
+	for _, f := range answer.Doctor.Findings {
+		if f.Status == "failed" && f.Hint == "" {
+			t.Errorf("%s has no hint", f.Code)
+		}
+	}
+	m.until("systemctl --user show --value -p StatusText abfleetd.service", "0 browsers, 0 quarantined; not ready: chromium, xvnc (run: abfleet doctor)")
+	m.sh("abfleet identity create x")
+	m.contains(m.fails(1, "abfleet", "identity", "login", "x"), "code: program_missing", "hint: ")
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"time"
 
 	"abfleet/internal/api"
 	"abfleet/internal/auth"
@@ -16,14 +15,6 @@ import (
 	"abfleet/internal/server"
 	"abfleet/internal/store"
 	"abfleet/runtime/stack"
-)
-
-var (
-	// startStep is the time that systemd is asked for again and again while
-	// browsers are found again; it restarts a start that is stuck for longer.
-	startStep = time.Minute
-	// stopTimeout bounds the stop of the service, which stops no browser.
-	stopTimeout = 15 * time.Second
 )
 
 // serve runs the service until ctx ends, it is idle, or it fails. Connections
@@ -56,8 +47,8 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 		return fault.Wrap(err, fault.Internal, "set up the fleet", "")
 	}
 	closing.add(f.Close)
-	teller := newTeller(f, log)
-	go teller.tell(f.Watch(stop))
+	teller := server.NewTeller(f, log)
+	go teller.Tell(f.Watch(stop))
 	if err := extending(ctx, func() error { return f.Reconcile(ctx) }); err != nil {
 		log.Error("not everything of the last run is accounted for", sd.ErrorKey, err)
 	}
@@ -82,9 +73,9 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 	for _, l := range listeners[sd.WebSocket] {
 		go func() { failed <- s.ServeWeb(l) }()
 	}
-	sd.Ready(teller.status())
+	sd.Ready(teller.Status())
 	log.Info("the service is ready", sd.EventKey, string(sd.ServiceStarted), "version", api.Version)
-	go teller.examine(stop, env)
+	go teller.Examine(stop, env)
 	go state.KeepCopy(stop, log)
 	go sd.Watchdog(stop, log,
 		sd.Check{Name: "state file", Run: func(ctx context.Context) error { return state.View(ctx, func(*store.Tx) error { return nil }) }},

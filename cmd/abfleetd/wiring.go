@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"strings"
-	"sync/atomic"
+	"net"
 	"time"
 
-	"abfleet/internal/audit"
-	"abfleet/internal/doctor"
-	"abfleet/internal/fleet"
+	"abfleet/internal/fault"
 	"abfleet/internal/sd"
+)
+
+var (
+	// startStep is the time that systemd is asked for again and again while
+	// browsers are found again; it restarts a start that is stuck for longer.
+	startStep = time.Minute
+	// stopTimeout bounds the stop of the service, which stops no browser.
+	stopTimeout = 15 * time.Second
 )
 
 // closers are closed last first, within one deadline. What then fails is told
@@ -51,70 +55,23 @@ func extending(ctx context.Context, f func() error) error {
 	}
 }
 
-// teller tells systemd and the journal what the fleet does.
-type teller struct {
-	fleet   *fleet.Fleet
-	log     *slog.Logger
-	trouble atomic.Pointer[string] // failed checks, for the status line
-}
-
-func newTeller(f *fleet.Fleet, log *slog.Logger) *teller {
-	t := &teller{fleet: f, log: log}
-	t.trouble.Store(new(string))
-	return t
-}
-
-func (t *teller) status() string {
-	running, quarantined := t.fleet.Counts()
-	text := fmt.Sprintf("%d browsers, %d quarantined", running, quarantined)
-	if trouble := *t.trouble.Load(); trouble != "" {
-		text += "; " + trouble
+// listen returns the sockets from systemd, or those of the flags.
+func listen(control, web string) (map[string][]net.Listener, error) {
+	listeners, err := sd.Listeners(sd.ControlSocket, sd.WebSocket)
+	if err != nil || listeners != nil {
+		return listeners, err
 	}
-	return text
-}
-
-// tell passes events on until there are no more.
-func (t *teller) tell(events <-chan audit.Event) {
-	for e := range events {
-		attrs := []slog.Attr{slog.String(sd.EventKey, string(e.Type)), slog.String("actor", string(e.Actor.Kind)), slog.String("how", e.Actor.How)}
-		for _, a := range []slog.Attr{slog.String("session", e.Session), slog.String("identity", e.Identity)} {
-			if a.Value.String() != "" {
-				attrs = append(attrs, a)
-			}
-		}
-		for key, value := range e.Details {
-			attrs = append(attrs, slog.String(key, value))
-		}
-		level := slog.LevelInfo
-		if strings.HasSuffix(string(e.Type), "failed") || e.Type == audit.RuntimeBroken || e.Type == audit.RuntimeQuarantined {
-			level = slog.LevelWarn
-		}
-		t.log.LogAttrs(context.Background(), level, e.Summary, attrs...)
-		sd.Status(t.status())
+	if control == "" || web == "" {
+		return nil, fault.New(fault.InvalidArgument, "find the sockets of the service",
+			"Start it through its socket units (abfleet setup --now), or pass --listen-control and --listen-web", "systemd passed none")
 	}
-}
-
-// examineAfter leaves the first moments to the request that the service was
-// started for.
-var examineAfter = 3 * time.Second
-
-// examine runs the checks once and puts what is wrong into the status line.
-func (t *teller) examine(ctx context.Context, env *doctor.Env) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-time.After(examineAfter):
+	controlListener, err := sd.ListenControl(control)
+	if err != nil {
+		return nil, err
 	}
-	findings := doctor.Run(ctx, env, doctor.Checks())
-	if ctx.Err() != nil {
-		return
+	webListener, err := sd.ListenWeb(web)
+	if err != nil {
+		return nil, err
 	}
-	for _, f := range findings {
-		if f.Status == doctor.StatusFailed {
-			t.log.Warn(f.Text, "check", f.Code, "hint", f.Hint)
-		}
-	}
-	summary := doctor.Summary(findings)
-	t.trouble.Store(&summary)
-	sd.Status(t.status())
+	return map[string][]net.Listener{sd.ControlSocket: {controlListener}, sd.WebSocket: {webListener}}, nil
 }

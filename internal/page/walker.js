@@ -14,7 +14,8 @@
  * throws for what a page or a caller can cause: it answers
  *     {error: {code, message, candidates?, receiver?}}
  * code is one of
- *     stale_ref        the ref is unknown here, its element left the document, or it changed role or name
+ *     stale_ref        the ref is unknown here, its element left the document, or a later snapshot gave it another ref (it
+ *                      had changed its role or name)
  *     not_found        a selector or locator matched nothing
  *     ambiguous        it matched several; candidates: [{ref, role, name, locator}] (first 10), message has the count
  *     bad_selector     the selector or locator expression cannot be parsed; message says where
@@ -1328,14 +1329,6 @@
     const el = own === (prefix || "") ? byRef.get(Number(n))?.deref() : undefined;
     if (!el || !isConnected(el) || ownerDocument(el) !== document) {
       throw new Failure("stale_ref", "ref " + text + " is not in the current page snapshot");
-    }
-    // The page may have made another thing of the element since.
-    const had = refOf.get(el);
-    const naming = new Naming(new Look());
-    const role = tag(el) === "IFRAME" ? "iframe" : roleOf(el);
-    const name = role === "iframe" ? "" : naming.of(el, role).name;
-    if ((role || "generic") !== had.role || name !== had.name) {
-      throw new Failure("stale_ref", "ref " + text + " was " + say(had.role, had.name) + " and is now " + say(role || "generic", name));
     }
     return el;
   };

@@ -73,16 +73,14 @@ func writeAnswer(w http.ResponseWriter, status int, answer any) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// readAll reads a body of at most limit bytes, within bodyTimeout. The deadline
-// is lifted again: net/http goes on reading to notice that a client leaves, and
-// would take the deadline for that.
+// readAll reads a body of at most limit bytes, within bodyTimeout. net/http
+// lifts the deadline when the body has ended, and then watches for the client's
+// leaving, however long the answer takes.
 func readAll(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	const op = "read the request"
-	controller := http.NewResponseController(w)
-	_ = controller.SetReadDeadline(time.Now().Add(bodyTimeout))
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if err == nil {
-		_ = controller.SetReadDeadline(time.Time{})
 		return body, nil
 	}
 	// The rest of the body is not waited for.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -155,6 +156,74 @@ func TestIdleExitLosesNoConnection(t *testing.T) {
 	close(unanswered)
 	for err := range unanswered {
 		t.Errorf("a connection was neither answered nor left in the queue: %v", err)
+	}
+}
+
+// The last look is taken with the gates held: who connects while it is taken
+// waits in the queue and is not half answered.
+func TestIdleExitLooksWithHeldGates(t *testing.T) {
+	var r *rig
+	var late net.Conn
+	ready := make(chan struct{})
+	r = newRig(t, func(d *Deps) {
+		d.IdleExit = time.Millisecond
+		d.Fleet = &lookingFleet{fakeFleet: d.Fleet.(*fakeFleet), look: func() {
+			<-ready
+			if late == nil {
+				late, _ = net.Dial("unix", r.socket)
+				_, _ = io.WriteString(late, "GET /v1/version HTTP/1.0\r\n\r\n")
+			}
+		}}
+	})
+	close(ready)
+	await(t, r.Idle(), "idleness")
+	defer late.Close()
+	_ = late.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	answer, err := io.ReadAll(late)
+	if timeout, ok := err.(net.Error); len(answer) > 0 || !ok || !timeout.Timeout() {
+		t.Errorf("a connection of the last moment was taken: %q, %v", answer, err)
+	}
+}
+
+type lookingFleet struct {
+	*fakeFleet
+	look func()
+}
+
+func (f *lookingFleet) Counts() (int, int) {
+	f.look()
+	return f.fakeFleet.Counts()
+}
+
+// Who was accepted just before the gates were held counts.
+func TestIdleExitCountsTheLastAccepted(t *testing.T) {
+	i := newIdle(time.Hour, func() bool { return false })
+	conn, other := net.Pipe()
+	defer other.Close()
+	g := newGate(nil)
+	g.deadline = func(at time.Time) error {
+		if !at.IsZero() {
+			i.connState(conn, http.StateNew)
+		}
+		return errors.ErrUnsupported
+	}
+	i.watch(g)
+	i.expire(i.serials)
+	select {
+	case <-i.done:
+		t.Error("the service is idle with a connection")
+	default:
+	}
+	if g.held {
+		t.Error("the gate stays held")
+	}
+	i.connState(conn, http.StateClosed)
+	g.deadline = func(time.Time) error { return errors.ErrUnsupported }
+	i.expire(i.serials)
+	select {
+	case <-i.done:
+	default:
+		t.Error("the service is not idle without any")
 	}
 }
 

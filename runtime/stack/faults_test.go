@@ -152,16 +152,20 @@ func TestTwentyDisplays(t *testing.T) {
 	stacks := make([]*starting, 20)
 	for i := range stacks {
 		instance := fmt.Sprintf("dddddddd%c%c", 'a'+i/10, 'a'+i%10)
-		s := &starting{Runtime: w.Runtime, req: fleet.StartRequest{Instance: instance, Generation: 1}, files: w.files(instance), ev: evidence{Instance: instance, Generation: 1, Profile: filepath.Join(w.cfg.Home, instance)}}
+		dir := filepath.Join(w.cfg.Home, instance)
+		s := &starting{Runtime: w.Runtime, req: fleet.StartRequest{Instance: instance, Generation: 1, Profile: dir}, files: w.files(instance), ev: evidence{Instance: instance, Generation: 1, Profile: dir}}
 		stacks[i] = s
 		wg.Go(func() {
 			if err := s.prepareDirs(ctx); err != nil {
 				t.Error(err)
 				return
 			}
-			if err := s.startDisplay(ctx); err != nil {
+			browser, err := s.startDisplay(ctx)
+			if err != nil {
 				t.Errorf("display %d: %v", i, err)
+				return
 			}
+			browser.abandon()
 		})
 	}
 	wg.Wait()

@@ -146,10 +146,6 @@ func (r *Runtime) slice(instance string) string {
 	return r.cfg.UnitPrefix + "-" + instance + ".slice"
 }
 
-func (r *Runtime) scope(instance, roleName string, generation uint64) string {
-	return fmt.Sprintf("%s-%s-%s-%d.scope", r.cfg.UnitPrefix, instance, roleName, generation)
-}
-
 // files are the paths of one instance.
 type files struct{ dir string }
 

@@ -101,11 +101,14 @@ func (s *starting) run(ctx context.Context) error {
 	}
 	cloned := make(chan error, 1)
 	go func() { cloned <- s.prepareProfile(ctx) }()
-	displayErr := s.startDisplay(ctx)
+	browser, displayErr := s.startDisplay(ctx)
+	if browser != nil {
+		defer browser.abandon()
+	}
 	if err := errors.Join(displayErr, <-cloned); err != nil {
 		return err
 	}
-	return s.startChromium(ctx)
+	return s.startChromium(ctx, browser)
 }
 
 // prepareDirs makes the instance's directories anew, and in them the file that
@@ -137,50 +140,71 @@ func (s *starting) prepareProfile(ctx context.Context) error {
 	return safefs.CheckPrivate(s.req.Profile)
 }
 
-// spawn starts one role blocked, scopes it, records it and lets it go. The
-// caller's adopt stores the generation in the evidence.
-func (s *starting) spawn(ctx context.Context, scope unit.Scope, base proof.Generation, spec holder.Spec, adopt func(proof.Generation)) (*holder.Spawned, error) {
+// placed is a role that sits in its scope, blocked and recorded.
+type placed struct {
+	child    *holder.Spawned
+	role     string
+	spec     holder.Spec
+	released bool
+}
+
+// place spawns a role blocked, scopes it and writes its pidfile. adopt stores
+// the generation in the evidence.
+func (s *starting) place(ctx context.Context, scope unit.Scope, base proof.Generation, adopt func(proof.Generation)) (*placed, error) {
 	child, err := holder.Spawn(ctx, s.cfg.RoleHelper)
 	if err != nil {
 		return nil, fmt.Errorf("spawn %s: %w", base.Role, err)
 	}
-	released := false
-	defer func() {
-		if !released {
-			child.Abort()
-		}
-	}()
+	p := &placed{child: child, role: base.Role}
 	scope.PID, scope.Slice = child.PID(), s.slice(s.req.Instance)
 	info, err := s.units.StartScope(ctx, scope)
 	if err != nil {
+		p.abandon()
 		return nil, fmt.Errorf("scope for %s: %w", base.Role, err)
 	}
 	base.Instance, base.Number, base.Root = s.req.Instance, s.req.Generation, s.files.root()
 	gen, err := proof.Capture(info, child.PID(), base)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = proof.WritePidfile(s.files.pidfile(base.Role), gen)
 	}
-	if err := proof.WritePidfile(s.files.pidfile(base.Role), gen); err != nil {
+	if err != nil {
+		p.abandon()
 		return nil, err
 	}
 	adopt(gen)
+	p.spec = holder.Spec{
+		Role: base.Role, Instance: s.req.Instance, Generation: s.req.Generation, Unit: info.Name,
+		RootFile: s.files.root(), Journal: journalStream,
+		Labels: map[string]string{
+			"ABF_ROLE": base.Role, "ABF_INSTANCE": s.req.Instance, "ABF_GENERATION": strconv.FormatUint(s.req.Generation, 10),
+			"ABF_SESSION": s.req.Session, "ABF_IDENTITY": s.req.Identity,
+		},
+	}
+	return p, nil
+}
+
+// release records the role and tells it to go.
+func (s *starting) release(ctx context.Context, p *placed) error {
 	if err := s.record(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	spec.Role, spec.Instance, spec.Generation, spec.Unit = base.Role, s.req.Instance, s.req.Generation, info.Name
-	spec.RootFile, spec.Journal = s.files.root(), journalStream
-	spec.Labels = map[string]string{
-		"ABF_ROLE": base.Role, "ABF_INSTANCE": s.req.Instance, "ABF_GENERATION": strconv.FormatUint(s.req.Generation, 10),
-		"ABF_SESSION": s.req.Session, "ABF_IDENTITY": s.req.Identity,
+	p.released = true
+	if err := p.child.Release(p.spec); err != nil {
+		return fmt.Errorf("release %s: %w", p.role, err)
 	}
-	released = true
-	if err := child.Release(spec); err != nil {
-		return child, fmt.Errorf("release %s: %w", base.Role, err)
+	if err := p.child.Ready(ctx); err != nil {
+		return roleFailure(p.role, err)
 	}
-	if err := child.Ready(ctx); err != nil {
-		return child, roleFailure(base.Role, err)
+	return nil
+}
+
+// abandon ends the role if it was never released, and gives back what the
+// service holds of it.
+func (p *placed) abandon() {
+	if !p.released {
+		p.child.Abort()
 	}
-	return child, nil
+	p.child.Close()
 }
 
 func (s *starting) record(ctx context.Context) error {
@@ -190,97 +214,108 @@ func (s *starting) record(ctx context.Context) error {
 	return s.req.Record(ctx, s.ev.encode())
 }
 
-func (s *starting) startDisplay(ctx context.Context) error {
+// startDisplay brings the display up on a number that nobody has, and places
+// the browser beside it meanwhile.
+func (s *starting) startDisplay(ctx context.Context) (*placed, error) {
 	password := role.NewVNCPassword()
 	cookie := role.NewCookie()
 	if err := safefs.WriteFile(s.files.password(), role.VNCPasswordFile(password), 0o600); err != nil {
-		return err
+		return nil, err
 	}
 	number := 0
 	var last error
 	for try := range displayTries {
 		var err error
 		if number, err = s.takeDisplay(number); err != nil {
-			return err
+			return nil, err
 		}
-		last = s.tryDisplay(ctx, number, try, cookie)
+		browser, err := s.tryDisplay(ctx, number, try, cookie)
 		s.releaseDisplay(number)
-		if last == nil || ctx.Err() != nil || !errors.Is(last, errDied) {
-			return last
+		if err == nil {
+			return browser, nil
 		}
-		// The server ended at once: another one got the number first. Its
-		// scope is empty by now, and the next try has a name of its own.
-		s.ev.Display = nil
+		if browser != nil {
+			browser.abandon()
+		}
+		if ctx.Err() != nil || !errors.Is(err, errDied) {
+			return nil, err
+		}
+		// The server ended at once: another one got the number first. The
+		// scopes are empty by now, and the next try has names of its own.
+		s.ev.Display, s.ev.Chromium, last = nil, nil, err
 	}
-	return fmt.Errorf("%w after %d tries: %w", errNoDisplay, displayTries, last)
+	return nil, fmt.Errorf("%w after %d tries: %w", errNoDisplay, displayTries, last)
 }
 
-func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byte) error {
+func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byte) (*placed, error) {
 	d := role.Display{
 		Program: s.cfg.Xvnc, Number: number, Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight,
 		Name: "Shared Control", Authority: s.files.authority(), PasswordFile: s.files.password(),
 		RFBSocket: s.files.rfb(), Home: s.files.dir,
 	}
 	if err := safefs.WriteFile(s.files.authority(), role.Authority(number, cookie), 0o600); err != nil {
-		return err
+		return nil, err
 	}
-	name := s.scope(s.req.Instance, role.NameDisplay, s.req.Generation)
-	if try > 0 {
-		name = fmt.Sprintf("%s-%s-%s-%dr%d.scope", s.cfg.UnitPrefix, s.req.Instance, role.NameDisplay, s.req.Generation, try)
-	}
-	child, err := s.spawn(ctx, unit.Scope{
-		Name: name, Description: "Session Browser display", KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
+	display, err := s.place(ctx, unit.Scope{
+		Name: s.scope(role.NameDisplay, try), Description: "Session Browser display", KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
 	}, proof.Generation{Role: role.NameDisplay, Display: number, Sockets: []string{s.files.rfb()}},
-		holder.Spec{Args: d.Args(), Env: d.Env(), Dir: s.files.dir},
 		func(g proof.Generation) { s.ev.Display = &g })
-	if child != nil {
-		defer child.Close()
-	}
 	if err != nil {
-		if child != nil && isDone(child.Done()) {
-			return fmt.Errorf("%w: %w", errDied, err)
+		return nil, err
+	}
+	defer display.abandon()
+	display.spec.Args, display.spec.Env, display.spec.Dir = d.Args(), d.Env(), s.files.dir
+	if err := s.release(ctx, display); err != nil {
+		if isDone(display.child.Done()) {
+			err = fmt.Errorf("%w: %w", errDied, err)
 		}
-		return err
+		return nil, err
 	}
-	err = await(ctx, s.files.dir, child.Done(), func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb()) })
+	// The browser's scope is made while the X server starts.
+	browser, err := s.placeChromium(ctx, try)
 	if err != nil {
-		return fmt.Errorf("display: %w", err)
+		return nil, err
 	}
-	if err := role.XReady(ctx, number, cookie); err != nil {
-		return fmt.Errorf("display: %w", err)
+	err = await(ctx, s.files.dir, display.child.Done(), func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb()) })
+	if err == nil {
+		err = role.XReady(ctx, number, cookie)
 	}
-	return nil
+	if err != nil {
+		return browser, fmt.Errorf("display: %w", err)
+	}
+	return browser, nil
 }
 
-func (s *starting) startChromium(ctx context.Context) error {
+func (s *starting) placeChromium(ctx context.Context, try int) (*placed, error) {
+	return s.place(ctx, unit.Scope{
+		Name: s.scope(role.NameChromium, try), Description: "Session Browser",
+		Requires: []string{s.ev.Display.Unit}, After: []string{s.ev.Display.Unit},
+		// SIGWINCH does nothing to a process that does not ask for it, and
+		// the holder turns it into a clean close; SIGTERM would lose up to
+		// 30 s of cookies.
+		KillSignal: syscall.SIGWINCH, TimeoutStop: s.cfg.StopTimeout,
+	}, proof.Generation{
+		Role: role.NameChromium, Profile: s.req.Profile, LockFile: s.req.Profile + ".lock",
+		Display: s.ev.Display.Display, Sockets: []string{s.files.cdp()},
+	}, func(g proof.Generation) { s.ev.Chromium = &g })
+}
+
+func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	restore, _ := profile.ExitedCleanly(s.req.Profile)
 	c := role.Chromium{
 		Program: s.cfg.Chromium, Profile: s.req.Profile, Display: s.ev.Display.Display, Authority: s.files.authority(),
 		Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight, Home: home(), TempDir: s.tempDir(s.req.Instance),
 		Stealth: s.cfg.Stealth, Restore: restore, URL: s.req.URL,
 	}
-	child, err := s.spawn(ctx, unit.Scope{
-		Name: s.scope(s.req.Instance, role.NameChromium, s.req.Generation), Description: "Session Browser",
-		Requires: []string{s.ev.Display.Unit}, After: []string{s.ev.Display.Unit},
-		// SIGWINCH does nothing to a process that does not ask for it, and
-		// the holder turns it into a clean close; SIGTERM would lose up to
-		// 30 s of cookies.
-		KillSignal: syscall.SIGWINCH, TimeoutStop: s.cfg.StopTimeout,
-	}, proof.Generation{Role: role.NameChromium, Profile: s.req.Profile, LockFile: s.req.Profile + ".lock", Display: s.ev.Display.Display, Sockets: []string{s.files.cdp()}},
-		holder.Spec{
-			Args: c.Args(), Env: c.Env(), Dir: home(), LockFile: s.req.Profile + ".lock", NoFile: browserNoFile,
-			Holder: &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit()},
-		},
-		func(g proof.Generation) { s.ev.Chromium = &g })
-	if child != nil {
-		defer child.Close()
-	}
-	if err != nil {
+	spec := &browser.spec
+	spec.Args, spec.Env, spec.Dir, spec.LockFile, spec.NoFile = c.Args(), c.Env(), home(), s.req.Profile+".lock", browserNoFile
+	spec.Holder = &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit()}
+	if err := s.release(ctx, browser); err != nil {
 		return err
 	}
 	var conn net.Conn
 	var hello holder.Hello
-	err = await(ctx, s.files.dir, child.Done(), func(ctx context.Context) error {
+	err := await(ctx, s.files.dir, browser.child.Done(), func(ctx context.Context) error {
 		var err error
 		conn, hello, err = holder.Dial(ctx, s.files.cdp(), s.ev.Key)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -302,17 +337,27 @@ func (s *starting) startChromium(ctx context.Context) error {
 		return err
 	}
 	defer live.Close()
-	browser, err := s.verifier.Browser(ctx, live, hello.BrowserPID)
+	member, err := s.verifier.Browser(ctx, live, hello.BrowserPID)
 	if err != nil {
 		return err
 	}
 	gen := live.Generation()
-	gen.Browser = &browser
+	gen.Browser = &member
 	if err := proof.WritePidfile(s.files.pidfile(role.NameChromium), gen); err != nil {
 		return err
 	}
 	s.ev.Chromium, s.ev.Ready = &gen, true
 	return s.record(ctx)
+}
+
+// scope names a role's scope. A second try within one start gets a name of its
+// own: scope names are never used again.
+func (s *starting) scope(roleName string, try int) string {
+	name := fmt.Sprintf("%s-%s-%s-%d", s.cfg.UnitPrefix, s.req.Instance, roleName, s.req.Generation)
+	if try > 0 {
+		name += fmt.Sprintf("r%d", try)
+	}
+	return name + ".scope"
 }
 
 // browserFailure adds how the browser ended, if it left word.
