@@ -1,7 +1,7 @@
 // Package api is what the service and its own clients share: the paths and
-// headers of the control socket, the JSON on it, and the client that the CLI
-// and the stdio bridge use. Nothing here is reachable but through a unix socket
-// that belongs to the user.
+// headers of the control socket and of the page, the JSON on them, and the
+// client that the CLI and the stdio bridge use. The control socket is a unix
+// socket that belongs to the user alone.
 package api
 
 import (
@@ -84,16 +84,17 @@ type text string
 
 func (t text) Error() string { return string(t) }
 
-// Answer is the envelope of every answer: OK, and one of the others.
+// Answer is the envelope of every answer: OK, and one of the others. An empty
+// list is there, as [].
 type Answer struct {
 	OK         bool       `json:"ok"`
 	Error      *Error     `json:"error,omitempty"`
 	Version    *Build     `json:"version,omitempty"`
 	Doctor     *Doctor    `json:"doctor,omitempty"`
 	Identity   *Identity  `json:"identity,omitempty"`
-	Identities []Identity `json:"identities,omitempty"`
+	Identities []Identity `json:"identities,omitzero"`
 	Session    *Session   `json:"session,omitempty"`
-	Sessions   []Session  `json:"sessions,omitempty"`
+	Sessions   []Session  `json:"sessions,omitzero"`
 	View       *View      `json:"view,omitempty"`
 }
 

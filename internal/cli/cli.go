@@ -87,7 +87,11 @@ func (a *app) report(err error) int {
 	case errors.Is(err, errUnhealthy):
 		return ExitUnhealthy
 	case errors.As(err, &usage):
-		_, _ = fmt.Fprintf(a.errOut, "abfleet: %v\nhint: run abfleet --help\n", err)
+		const hint = "run abfleet --help"
+		_, _ = fmt.Fprintf(a.errOut, "abfleet: %v\nhint: %s\n", err, hint)
+		if a.json {
+			a.writeJSON(api.Answer{Error: &api.Error{Code: fault.InvalidArgument, Message: err.Error(), Hint: hint}})
+		}
 		return ExitUsage
 	}
 	e := api.ErrorOf(err)

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -60,6 +61,9 @@ func (a *app) mcpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if session == "" {
 				return usageError{errors.New("mcp needs --session")}
+			}
+			if session != strings.TrimSpace(session) || strings.ContainsFunc(session, unicode.IsControl) {
+				return usageError{fmt.Errorf("--session %q: no space around it and no control characters", session)}
 			}
 			socket, err := a.controlSocket()
 			if err != nil {

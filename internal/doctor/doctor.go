@@ -77,7 +77,7 @@ type skip string
 
 func (s skip) Error() string { return string(s) }
 
-// op is the verb of every error of this package.
+// failed makes the error of a failed check.
 func failed(code fault.Code, op, hint, format string, args ...any) error {
 	return fault.New(code, op, hint, format, args...)
 }

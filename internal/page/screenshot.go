@@ -19,6 +19,10 @@ const (
 	// captureWait bounds one capture: a page in the background or one that
 	// never paints is captured all the same, but not waited for longer.
 	captureWait = 10 * time.Second
+	// captureAgain is how often a picture of a page in the background is asked
+	// for again, maxCaptures how often at most.
+	captureAgain = 500 * time.Millisecond
+	maxCaptures  = 16
 	// maxCaptureSide is the longest side captured, in CSS pixels. The rest of a
 	// longer page is left out; Image.Cut says so.
 	maxCaptureSide = 16384
@@ -91,24 +95,73 @@ func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error
 	if beyond {
 		params["captureBeyondViewport"] = true
 	}
-	var shot struct {
-		Data []byte `json:"data"`
-	}
-	capture, stop := context.WithTimeout(limited, captureWait)
-	defer stop()
-	if err := s.Call(capture, "Page.captureScreenshot", params, &shot); err != nil {
+	data, err := t.capture(limited, params)
+	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			return img, fault.New(fault.Timeout, op, "take a snapshot instead", "the page painted nothing within %v", captureWait)
 		}
 		return img, t.b.explain(op, err)
 	}
-	img.Data = shot.Data
-	if c, _, err := image.DecodeConfig(bytes.NewReader(shot.Data)); err == nil {
+	img.Data = data
+	if c, _, err := image.DecodeConfig(bytes.NewReader(data)); err == nil {
 		img.Width, img.Height = c.Width, c.Height
 	} else {
 		img.Width, img.Height = int(math.Round(clip.Width)), int(math.Round(clip.Height))
 	}
 	return img, nil
+}
+
+// capture has Chromium make the picture. The picture of a page in the background
+// is finished only when the next one is asked for, since nothing else makes
+// such a page paint; so it is asked for again and again until one arrives.
+func (t *Tab) capture(ctx context.Context, params map[string]any) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, captureWait)
+	defer cancel()
+	hidden, err := t.hidden(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.b.mu.Lock()
+	background := hidden || t.awake.on
+	t.b.mu.Unlock()
+	type answer struct {
+		data []byte
+		err  error
+	}
+	most := 1
+	if background {
+		most = maxCaptures
+	}
+	answers := make(chan answer, most)
+	ask := func() {
+		p := t.target.session.Start(ctx, "Page.captureScreenshot", params)
+		go func() {
+			var shot struct {
+				Data []byte `json:"data"`
+			}
+			err := p.Wait(ctx, &shot)
+			answers <- answer{shot.Data, err}
+		}()
+	}
+	ask()
+	asked := 1
+	if background {
+		ask()
+		asked++
+	}
+	again := time.NewTicker(captureAgain)
+	defer again.Stop()
+	for {
+		select {
+		case a := <-answers:
+			return a.data, a.err
+		case <-again.C:
+			if asked < most {
+				ask()
+				asked++
+			}
+		}
+	}
 }
 
 // rect is what the walker's rect() answers, in CSS pixels of its frame.

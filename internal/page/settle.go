@@ -254,18 +254,8 @@ func (w *waker) hold(ctx context.Context) (func(), error) {
 	if on {
 		return done, nil
 	}
-	var visibility string
-	err := t.onMain(ctx, func(ctx context.Context, f *frame) error {
-		s, world, err := t.walker(ctx, f)
-		if err != nil {
-			return err
-		}
-		ev := evaluation{Result: remoteObject{Value: &visibility}}
-		return t.evaluate(ctx, f, s, world, map[string]any{
-			"expression": "document.visibilityState", "contextId": world, "returnByValue": true,
-		}, &ev)
-	})
-	if err == nil && visibility == "hidden" {
+	hidden, err := t.hidden(ctx)
+	if err == nil && hidden {
 		err = t.target.session.Call(ctx, "Emulation.setFocusEmulationEnabled", map[string]any{"enabled": true}, nil)
 		if err == nil {
 			t.b.mu.Lock()
@@ -278,6 +268,22 @@ func (w *waker) hold(ctx context.Context) (func(), error) {
 		return nil, err
 	}
 	return done, nil
+}
+
+// hidden reports whether the page is in the background, and not kept awake.
+func (t *Tab) hidden(ctx context.Context) (bool, error) {
+	var visibility string
+	err := t.onMain(ctx, func(ctx context.Context, f *frame) error {
+		s, world, err := t.walker(ctx, f)
+		if err != nil {
+			return err
+		}
+		ev := evaluation{Result: remoteObject{Value: &visibility}}
+		return t.evaluate(ctx, f, s, world, map[string]any{
+			"expression": "document.visibilityState", "contextId": world, "returnByValue": true,
+		}, &ev)
+	})
+	return visibility == "hidden", err
 }
 
 // sleep gives the page back its true visibility.

@@ -1,0 +1,197 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"abfleet/internal/api"
+	"abfleet/internal/config"
+	"abfleet/internal/fault"
+	"abfleet/units"
+)
+
+// abfleet runs the command with an environment of its own.
+func abfleet(t *testing.T, env map[string]string, args ...string) (code int, out, errOut string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code = Main(t.Context(), args, strings.NewReader(""), &stdout, &stderr, func(name string) string { return env[name] })
+	return code, stdout.String(), stderr.String()
+}
+
+// answering serves one answer for every path.
+func answering(t *testing.T, status int, body string, seen *[]string) map[string]string {
+	s := newService(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var sent bytes.Buffer
+		_, _ = sent.ReadFrom(r.Body)
+		if seen != nil {
+			*seen = append(*seen, strings.TrimSpace(r.Method+" "+r.URL.String()+" "+sent.String()))
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	}))
+	s.start()
+	return map[string]string{"AGENT_BROWSER_FLEET_SOCKET": s.socket}
+}
+
+func TestCommandsAskTheService(t *testing.T) {
+	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"my work","state":"READY","login":{"state":"stopped"},"sessions":0,"prepared_profiles":0,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
+		`"session":{"session":"s","identity_id":"identity-1","identity_name":"my work","wanted":"running","state":"controllable","bound_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
+		`"identities":[],"sessions":[],"view":{"url":"http://127.0.0.1:1/#token=x"}}`
+	for _, test := range []struct {
+		args []string
+		want []string
+		out  string
+	}{
+		{[]string{"identity", "create", "my work"}, []string{`POST /v1/identities {"name":"my work"}`}, "abfleet identity login 'my work'"},
+		{[]string{"identity", "login", "my work", "--url", "http://x/"}, []string{`POST /v1/identity/login {"identity":"my work","url":"http://x/"}`, "GET /v1/view?identity=identity-1"}, "http://127.0.0.1:1/#token=x"},
+		{[]string{"identity", "save", "w"}, []string{`POST /v1/identity/save {"identity":"w"}`}, "it is READY"},
+		{[]string{"identity", "stop", "w"}, []string{`POST /v1/identity/stop-login {"identity":"w"}`}, "stopped"},
+		{[]string{"identity", "list"}, []string{"GET /v1/identities"}, "NAME"},
+		{[]string{"identity", "status", "a&b"}, []string{"GET /v1/identity?identity=a%26b"}, "state: READY"},
+		{[]string{"session", "use", "s", "w"}, []string{`POST /v1/session/use {"session":"s","identity":"w"}`}, "controllable"},
+		{[]string{"session", "stop", "s"}, []string{`POST /v1/session/stop {"session":"s"}`}, "session s is"},
+		{[]string{"session", "list"}, []string{"GET /v1/sessions"}, "SESSION"},
+		{[]string{"session", "show", "s"}, []string{"GET /v1/session?session=s"}, "wanted: running"},
+		{[]string{"view", "--session", "s"}, []string{"GET /v1/view?session=s"}, "http://127.0.0.1:1/#token=x\n"},
+		{[]string{"view", "--identity", "w"}, []string{"GET /v1/view?identity=w"}, "http://"},
+	} {
+		var seen []string
+		env := answering(t, http.StatusOK, answer, &seen)
+		code, out, errOut := abfleet(t, env, test.args...)
+		if code != ExitOK || errOut != "" || !strings.Contains(out, test.out) {
+			t.Errorf("%v: exit code %d, printed %q, %q", test.args, code, out, errOut)
+		}
+		if strings.Join(seen, "; ") != strings.Join(test.want, "; ") {
+			t.Errorf("%v asked %q, want %q", test.args, seen, test.want)
+		}
+		code, out, _ = abfleet(t, env, append(test.args, "--json")...)
+		var parsed api.Answer
+		if err := json.Unmarshal([]byte(out), &parsed); code != ExitOK || err != nil || !parsed.OK {
+			t.Errorf("%v --json: exit code %d, %v, %s", test.args, code, err, out)
+		}
+		if !strings.Contains(out, `"identities": []`) || !strings.Contains(out, `"sessions": []`) {
+			t.Errorf("%v --json: empty lists are missing: %s", test.args, out)
+		}
+	}
+}
+
+func TestFailuresAreTold(t *testing.T) {
+	env := answering(t, http.StatusNotFound, `{"ok":false,"error":{"code":"identity_not_found","message":"cannot save identity: there is no \"x\"","hint":"List them"}}`, nil)
+	code, out, errOut := abfleet(t, env, "identity", "save", "x", "--json")
+	if want := "abfleet: cannot save identity: there is no \"x\"\nhint: List them\ncode: identity_not_found\n"; code != ExitFailed || errOut != want {
+		t.Errorf("exit code %d, %q, want %q", code, errOut, want)
+	}
+	var parsed api.Answer
+	if err := json.Unmarshal([]byte(out), &parsed); err != nil || parsed.OK || parsed.Error.Code != "identity_not_found" || parsed.Error.Hint != "List them" {
+		t.Errorf("--json printed %s", out)
+	}
+	for _, test := range []struct {
+		args []string
+		env  map[string]string
+		code int
+		text string
+	}{
+		{[]string{"nonsense"}, nil, ExitUsage, `unknown command "nonsense"`},
+		{[]string{"identity"}, nil, ExitUsage, "needs a command"},
+		{[]string{"identity", "create"}, nil, ExitUsage, "accepts 1 arg"},
+		{[]string{"session", "use", "s"}, nil, ExitUsage, "accepts 2 arg"},
+		{[]string{"identity", "list", "--colour"}, nil, ExitUsage, "unknown flag"},
+		{[]string{"view", "--session", "s", "--identity", "i"}, nil, ExitUsage, "not both"},
+		{[]string{"mcp"}, nil, ExitUsage, "needs --session"},
+		{[]string{"mcp", "--session", " s"}, nil, ExitUsage, "no space around it"},
+		{[]string{"identity", "list"}, map[string]string{"AGENT_BROWSER_FLEET_SOCKET": "/nonexistent"}, ExitUnreachable, "there is no socket /nonexistent"},
+		{[]string{"identity", "list"}, nil, ExitUnreachable, "XDG_RUNTIME_DIR is not set"},
+		{[]string{"identity", "list", "--prefix", "other"}, map[string]string{"XDG_RUNTIME_DIR": "/nonexistent"}, ExitUnreachable, "/nonexistent/other/control.sock"},
+	} {
+		code, _, errOut := abfleet(t, test.env, test.args...)
+		if code != test.code || !strings.Contains(errOut, test.text) || !strings.Contains(errOut, "hint: ") {
+			t.Errorf("%v: exit code %d, %q, want %d and %q", test.args, code, errOut, test.code, test.text)
+		}
+	}
+}
+
+func TestVersionNeedsNoService(t *testing.T) {
+	code, out, _ := abfleet(t, nil, "version")
+	if code != ExitOK || !strings.Contains(out, "abfleet "+api.Version) || !strings.Contains(out, "not reachable") {
+		t.Errorf("exit code %d, %s", code, out)
+	}
+}
+
+func TestPortIsStable(t *testing.T) {
+	s := &setup{app: &app{prefix: "abfleet", getenv: func(string) string { return "" }}, unitDir: t.TempDir()}
+	cfg := &config.Config{WebListen: "127.0.0.1:0"}
+	first, err := s.choosePort(cfg)
+	if err != nil || first < firstPort || first >= firstPort+portCount {
+		t.Fatal(first, err)
+	}
+	if again, err := s.choosePort(cfg); err != nil || again != first {
+		t.Errorf("then %d, %v", again, err)
+	}
+	s.prefix = "other"
+	if other, err := s.choosePort(cfg); err != nil || other == first {
+		t.Errorf("another fleet gets the same port %d, %v", other, err)
+	}
+	s.prefix = "abfleet"
+	file := units.WebPort("abfleet", 12345)
+	if err := writeFile(filepath.Join(s.unitDir, file.Name), marker+file.Content); err != nil {
+		t.Fatal(err)
+	}
+	if recorded, err := s.choosePort(cfg); err != nil || recorded != 12345 {
+		t.Errorf("the recorded port 12345 became %d, %v", recorded, err)
+	}
+	cfg.WebListen = "127.0.0.1:12346"
+	if configured, err := s.choosePort(cfg); err != nil || configured != 12346 {
+		t.Errorf("the configured port became %d, %v", configured, err)
+	}
+	for port, code := range map[int]fault.Code{-1: fault.Internal, 70000: fault.Internal} {
+		s.port = port
+		if _, err := s.choosePort(cfg); fault.CodeOf(err) != code || err == nil {
+			t.Errorf("port %d: %v", port, err)
+		}
+	}
+}
+
+func TestSetupKeepsForeignFiles(t *testing.T) {
+	dir := t.TempDir()
+	s := &setup{app: &app{prefix: "demo", getenv: func(name string) string { return map[string]string{"HOME": dir, "XDG_RUNTIME_DIR": "/run/x"}[name] }}, unitDir: filepath.Join(dir, "units"), binDir: "/opt/bin"}
+	path, err := s.writeConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	if want := marker + "unit_prefix = \"demo\"\nhome = \"" + dir + "/.local/state/demo\"\n"; err != nil || string(content) != want {
+		t.Errorf("configuration %q, %v, want %q", content, err, want)
+	}
+	if err := os.WriteFile(path, []byte("unit_prefix = \"demo\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := s.writeConfig(); err != nil || again != path {
+		t.Error(again, err)
+	}
+	if content, _ := os.ReadFile(path); strings.Contains(string(content), marker) {
+		t.Error("the user's own configuration was replaced")
+	}
+	cfg := &config.Config{Socket: "/run/x/demo/control.sock"}
+	if changed, err := s.writeUnits(cfg, path, 1); err != nil || !changed {
+		t.Error(changed, err)
+	}
+	if changed, err := s.writeUnits(cfg, path, 1); err != nil || changed {
+		t.Errorf("the same again: changed %v, %v", changed, err)
+	}
+	if changed, err := s.writeUnits(cfg, path, 2); err != nil || !changed {
+		t.Errorf("another port: changed %v, %v", changed, err)
+	}
+	service := filepath.Join(s.unitDir, "demod.service")
+	if err := os.WriteFile(service, []byte("[Service]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.writeUnits(cfg, path, 2); fault.CodeOf(err) != fault.UnsafePath {
+		t.Errorf("a foreign unit file: %v", err)
+	}
+}
