@@ -187,3 +187,71 @@ func TestAttachWithOpenDialog(t *testing.T) {
 		}
 	}
 }
+
+// The service restarts: the next engine finds the pages and frames that exist,
+// with the marks that only the running documents have.
+func TestAttachToExistingPages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a second browser")
+	}
+	chromium := pagetest.Start(t, pagetest.Options{Port: true, Flags: []string{"--site-per-process"}})
+	ctx := testContext(t)
+	first, err := Attach(ctx, cdp.New(chromium.Pipe()), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	tab, err := first.Client("").Current(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tab.Navigate(ctx, frames.startWithPort(t)+"/"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := tab.Evaluate(ctx, "() => { window.mark = 1; console.error('x') }", ""); err != nil {
+		t.Fatal(err)
+	}
+	before, err := tab.Snapshot(ctx, SnapshotOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := cdp.DialWebSocket(ctx, chromium.WebSocketURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Attach(ctx, conn, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	again, err := second.Client("").Current(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Frames in other processes attach a little later than their page.
+	var after string
+	eventually(t, func() bool {
+		after, err = again.Snapshot(ctx, SnapshotOptions{})
+		return err != nil || strings.Count(after, "\n") == strings.Count(before, "\n")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err := again.Evaluate(ctx, "mark", ""); err != nil || got != "1" {
+		t.Fatalf("mark is %s, %v", got, err)
+	}
+	if st, err := again.State(ctx); err != nil || st.Title != "Top" || st.ConsoleErrors == 0 {
+		t.Fatalf("%+v %v", st, err)
+	}
+	// Refs the first engine gave are good while the documents live.
+	for line := range strings.Lines(after) {
+		if _, ref, ok := strings.Cut(line, "- button "); ok {
+			_, ref, _ = strings.Cut(ref, "[ref=")
+			ref, _, _ = strings.Cut(ref, "]")
+			if _, err := again.Click(ctx, ref, ClickOptions{}); err != nil {
+				t.Errorf("%s: %v", ref, err)
+			}
+		}
+	}
+	t.Logf("before:\n%s\nafter:\n%s", before, after)
+}

@@ -36,12 +36,14 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 	if e.Display != nil {
 		errs = append(errs, r.stopRole(ctx, *e.Display, killOrder))
 	}
-	vacant, err := r.vacate(ctx, e)
-	if err != nil {
+	if err := r.vacate(ctx, e); err != nil {
 		return report, fault.Wrap(errors.Join(append(errs, err)...), fault.BrowserStopUnproven, "stop browser",
 			"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
 	}
-	_ = vacant
+	// The empty slice would stay loaded for as long as the manager runs.
+	if err := r.units.Stop(ctx, r.slice(e.Instance)); err != nil && !errors.Is(err, unit.ErrNotLoaded) {
+		r.log.Warn("an empty slice stays", "unit", r.slice(e.Instance), "err", err)
+	}
 	return report, r.clearInstance(ctx, e)
 }
 
@@ -137,7 +139,7 @@ func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []sy
 // vacate proves the Stack gone. What is left in a scope of ours after its
 // leader ended is stopped through the manager first: StopUnit is the last
 // resort, and only for the very invocation that was recorded.
-func (r *Runtime) vacate(ctx context.Context, e evidence) (*proof.Vacant, error) {
+func (r *Runtime) vacate(ctx context.Context, e evidence) error {
 	for _, g := range []*proof.Generation{e.Chromium, e.Display} {
 		if g == nil {
 			continue
@@ -149,10 +151,11 @@ func (r *Runtime) vacate(ctx context.Context, e evidence) (*proof.Vacant, error)
 			continue
 		}
 		if err := r.verifier.StopUnit(ctx, *g); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return r.verifier.Vacant(ctx, r.claim(e))
+	_, err := r.verifier.Vacant(ctx, r.claim(e))
+	return err
 }
 
 // describe says in one line how a browser ended.

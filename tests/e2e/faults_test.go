@@ -120,7 +120,7 @@ func TestFaultCorruptState(t *testing.T) {
 	}
 	w.sh(`systemctl --user stop abfleetd.service abfleetd-control.socket abfleetd-web.socket; systemctl --user reset-failed
 		cd ~/.local/state/abfleet; rm -f state.db; cp state.db.copy state.db
-		systemctl --user start abfleetd-control.socket abfleetd-web.socket`)
+		systemctl --user start abfleetd.service`)
 	if list := w.must("identity", "list").Identities; len(list) != 1 || list[0].State != "READY" {
 		t.Errorf("the verified copy holds %+v", list)
 	}
