@@ -157,8 +157,8 @@ func ControllableInstances(db store.DB) map[string]bool {
 	return list
 }
 
-// CheckOpen returns an error once Close has begun.
-func (f *Fleet) CheckOpen() error { return f.work.Err() }
+// Closing is closed once Close has begun.
+func (f *Fleet) Closing() <-chan struct{} { return f.work.Done() }
 
 // FailStore makes transactions fail with what fail returns, nil for none.
 func FailStore(f *Fleet, fail func() error) {

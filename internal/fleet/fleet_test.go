@@ -683,10 +683,6 @@ func TestClose(t *testing.T) {
 	s.use("kept", "a")
 	entered := make(chan struct{})
 	var once sync.Once
-	h.rt.FailStart = func(fleet.StartRequest) error {
-		once.Do(func() { close(entered) })
-		return nil
-	}
 	gate := make(chan struct{})
 	h.rt.Step = func(point string) error {
 		if point == "before record of browser" {
@@ -703,9 +699,7 @@ func TestClose(t *testing.T) {
 	<-entered
 	closed := make(chan struct{})
 	go func() { s.end(); close(closed) }()
-	for s.Fleet.CheckOpen() == nil {
-		time.Sleep(time.Millisecond) // nothing to wait on: Close has no event
-	}
+	<-s.Closing()
 	_, err := s.Browser(t.Context(), "kept")
 	wantCode(t, "use while closing", err, fault.ServiceUnavailable)
 	close(gate)
@@ -713,7 +707,6 @@ func TestClose(t *testing.T) {
 		t.Error("the start went on")
 	}
 	<-closed
-	h.rt.FailStart = nil
 	if left := h.rt.Remains(); len(left) != 1 {
 		t.Errorf("running after close: %v", left)
 	}
@@ -829,7 +822,7 @@ func TestNothingLeaks(t *testing.T) {
 	if !strings.Contains(text, "(internal)") {
 		t.Error("nothing was left out, so nothing was tried")
 	}
-	if !strings.Contains(s.log.String(), ".slice") {
+	if !strings.Contains(s.log.String(), ".scope") {
 		t.Error("the log does not have the full text")
 	}
 }

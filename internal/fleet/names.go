@@ -33,7 +33,7 @@ func checkName(op, name string) (string, error) {
 		return "", fault.New(fault.InvalidName, op, hint, "the name is not valid UTF-8")
 	case strings.IndexFunc(name, unprintable) >= 0:
 		return "", fault.New(fault.InvalidName, op, hint, "the name has a control character")
-	case identityID.MatchString(fold(name)):
+	case identityID.MatchString(strings.ToLower(name)):
 		return "", fault.New(fault.InvalidName, op, "Choose a name that does not look like an id", "the name has the form of an Identity's id")
 	}
 	return name, nil

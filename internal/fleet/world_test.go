@@ -62,12 +62,17 @@ func newHost(t testing_, dir string) *host {
 // a TMPDIR.
 func newTestHost(t *testing.T) *host {
 	t.Helper()
+	return newHost(t, shortDir(t))
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "abf")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	return newHost(t, dir)
+	return dir
 }
 
 // service is one run of the service on a host.

@@ -41,7 +41,7 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 			"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
 	}
 	// The empty slice would stay loaded for as long as the manager runs.
-	if err := r.units.Stop(ctx, r.slice(e.Instance)); err != nil && !errors.Is(err, unit.ErrNotLoaded) {
+	if err := r.units.StopSlice(ctx, r.slice(e.Instance)); err != nil {
 		r.log.Warn("an empty slice stays", "unit", r.slice(e.Instance), "err", err)
 	}
 	return report, r.clearInstance(ctx, e)

@@ -225,8 +225,8 @@ func TestNoGrowth(t *testing.T) {
 	if after[3] > before[3]+4096 {
 		t.Errorf("memory grows: %d kB, then %d kB", before[3], after[3])
 	}
-	if after[4] != 0 {
-		t.Errorf("%d processes are left", after[4])
+	if after[0] != 0 || after[4] != 0 {
+		t.Errorf("%d units and %d processes are left", after[0], after[4])
 	}
 	if out := w.sh(`find "$HOME"/.local/state/abfleet -name 'Singleton*'; ls /tmp/.X*-lock 2>/dev/null || true`); out != "" {
 		t.Errorf("locks are left: %s", out)
