@@ -61,6 +61,7 @@ func TestMainJob(t *testing.T) {
 		t.Errorf("the form was not sent:\n%s", text)
 	}
 
+	w.popup(a)
 	w.samePicture(a, "alpha")
 	w.isolation(a)
 	for _, answer := range append(a.answers, b.answers...) {
@@ -156,6 +157,18 @@ func similarity(a, b image.Image, at image.Point) float64 {
 func near(a, b uint32) bool {
 	d := int(a>>8) - int(b>>8)
 	return -8 <= d && d <= 8
+}
+
+// popup checks that a window a page opens fills the screen too, whatever size
+// it asks for: nobody could move it out of the way.
+func (w *world) popup(a *agent) {
+	w.t.Helper()
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/popup"})
+	snap := a.must("browser_snapshot", nil)
+	a.mustContain("browser_click", map[string]any{"target": ref(w.t, snap, `button "Open popup"`)}, "- 1: [Counter]")
+	a.must("browser_tabs", map[string]any{"action": "select", "index": 1})
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => [outerWidth, outerHeight, screenX, screenY].join()"}, `"1279,799,0,0"`)
+	a.must("browser_tabs", map[string]any{"action": "close", "index": 1})
 }
 
 // isolation checks that two sessions of one Identity are both logged in, share
