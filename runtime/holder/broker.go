@@ -1,6 +1,7 @@
 package holder
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,7 +24,9 @@ type broker struct {
 	// onClose is called when a client asks for the clean stop.
 	onClose func(reason string)
 	status  func() holderStatus
-	trim    trimmer
+	// page is closed when the browser has first told the holder of a page.
+	page chan struct{}
+	trim trimmer
 
 	writing sync.Mutex // one message at a time on root; taken after mu or alone
 
@@ -87,6 +90,7 @@ func newBroker(root io.ReadWriteCloser) *broker {
 		pending: map[int32]call{},
 		owner:   map[string]*client{},
 		clients: map[*client]struct{}{},
+		page:    make(chan struct{}),
 		trim:    newTrimmer(),
 	}
 }
@@ -187,6 +191,15 @@ func (b *broker) event(f frame, m message, tooLong bool) {
 	case "Target.attachedToTarget":
 		if c != nil && m.inner != "" {
 			b.adopt(m.inner, c)
+		}
+	case "Target.targetCreated", "Target.targetInfoChanged":
+		// Only the holder's own discovery has no session.
+		if m.session == "" && bytes.Contains(f.bytes(maxOwnAnswer), []byte(`"type":"page"`)) {
+			select {
+			case <-b.page:
+			default:
+				close(b.page)
+			}
 		}
 	case "Target.detachedFromTarget":
 		if m.inner == "" {

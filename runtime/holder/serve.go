@@ -23,6 +23,9 @@ const (
 	// attachTimeout is how long a client waits for a browser that does not
 	// answer CDP yet. Clients have deadlines of their own, and shorter ones.
 	attachTimeout = 2 * time.Minute
+	// pageTimeout is how long a starting browser may take to show a page
+	// before clients are let in without one.
+	pageTimeout = 15 * time.Second
 	// maxPeers bounds the connections, in and after the handshake.
 	maxPeers = 64
 )
@@ -38,8 +41,10 @@ type server struct {
 	mu      sync.Mutex // guards the fields that follow
 	product string
 	peers   int
-	ended   bool // the stop has begun: control connections only
-	started time.Time
+	// pageAsked: somebody waits, or waited, for the first page.
+	pageAsked bool
+	ended     bool // the stop has begun: control connections only
+	started   time.Time
 }
 
 // listen binds the CDP socket. Only a socket may be in its place, left by a
@@ -256,17 +261,55 @@ func (s *server) attach() (session, product string, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
 	defer cancel()
-	if product, err = s.version(ctx); err != nil {
-		return "", "", err
-	}
+	// All questions go at once: while it starts, the browser takes as long
+	// for each answer as for all of them.
+	var wg sync.WaitGroup
+	var versionErr, pageErr error
+	wg.Go(func() { product, versionErr = s.version(ctx) })
+	wg.Go(func() { pageErr = s.awaitPage(ctx) })
 	a, err := s.broker.call(ctx, "Target.attachToBrowserTarget", "")
-	if err != nil {
-		return "", "", err
+	wg.Wait()
+	if err == nil && a.session == "" {
+		err = errors.New("the browser gave no session")
 	}
-	if a.session == "" {
-		return "", "", errors.New("the browser gave no session")
+	if err = errors.Join(versionErr, pageErr, err); err != nil {
+		if a.session != "" {
+			s.broker.detach(a.session)
+		}
+		return "", "", err
 	}
 	return a.session, product, nil
+}
+
+// awaitPage returns when the browser has shown its first page, or has had the
+// time to; from then on at once. What is attached before could take an empty
+// browser for one whose last page was closed.
+func (s *server) awaitPage(ctx context.Context) error {
+	s.mu.Lock()
+	asked := s.pageAsked
+	s.pageAsked = true
+	s.mu.Unlock()
+	if !asked {
+		if _, err := s.broker.call(ctx, "Target.setDiscoverTargets", `{"discover":true}`); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	defer cancel()
+	select {
+	case <-s.broker.page:
+	case <-ctx.Done():
+		s.relay.say(4, "the browser shows no page")
+	}
+	if !asked {
+		// Nobody waits for this answer, and nothing hangs on it.
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), pageTimeout)
+			defer cancel()
+			_, _ = s.broker.call(ctx, "Target.setDiscoverTargets", `{"discover":false}`)
+		}()
+	}
+	return nil
 }
 
 func (s *server) version(ctx context.Context) (string, error) {

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -81,6 +82,10 @@ type Runtime struct {
 	units      *unit.Manager
 	verifier   *proof.Verifier
 	peerCgroup string // the service's own cgroup; its processes may open a holder's socket
+
+	// namespaces: user namespaces were seen to work. Should they be taken
+	// away later, Chromium itself refuses to start.
+	namespaces atomic.Bool
 
 	mu       sync.Mutex
 	displays map[int]bool // numbers given out and not yet seen as a lock file

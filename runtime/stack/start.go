@@ -2,7 +2,6 @@ package stack
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"abfleet/internal/cdp"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/internal/safefs"
@@ -80,8 +78,11 @@ func (s *starting) admit(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := role.CheckUserNamespaces(ctx, s.cfg.RoleHelper); err != nil {
-		return err
+	if !s.namespaces.Load() {
+		if err := role.CheckUserNamespaces(ctx, s.cfg.RoleHelper); err != nil {
+			return err
+		}
+		s.namespaces.Store(true)
 	}
 	if pid, what, held := proof.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
 		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
@@ -326,12 +327,9 @@ func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	if err != nil {
 		return s.browserFailure(err)
 	}
-	client := cdp.New(conn)
-	defer client.Close()
-	if err := waitPage(ctx, client); err != nil {
-		return s.browserFailure(err)
-	}
-
+	// The holder lets its first client in when the browser answers and shows a
+	// page; that was all there is to see here.
+	conn.Close()
 	live, err := s.verifier.Live(ctx, *s.ev.Chromium)
 	if err != nil {
 		return err
@@ -366,33 +364,6 @@ func (s *starting) browserFailure(err error) error {
 		return fmt.Errorf("browser: %w (%s)", err, describe(exit))
 	}
 	return fmt.Errorf("browser: %w", err)
-}
-
-// waitPage returns when the browser answers and shows its first page.
-func waitPage(ctx context.Context, c *cdp.Conn) error {
-	root := c.Root()
-	events := c.Subscribe(cdp.Filter{Session: root, Methods: []string{"Target.targetCreated", "Target.targetInfoChanged"}})
-	defer events.Close()
-	if err := root.Call(ctx, "Target.setDiscoverTargets", map[string]any{"discover": true}, nil); err != nil {
-		return err
-	}
-	for {
-		ev, err := events.Next(ctx)
-		if err != nil {
-			return err
-		}
-		var target struct {
-			TargetInfo struct {
-				Type string `json:"type"`
-			} `json:"targetInfo"`
-		}
-		if err := json.Unmarshal(ev.Params, &target); err != nil {
-			return err
-		}
-		if target.TargetInfo.Type == "page" {
-			return nil
-		}
-	}
 }
 
 func (r *Runtime) dialHolder(ctx context.Context, e evidence) (net.Conn, error) {
