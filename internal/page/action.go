@@ -186,19 +186,21 @@ func (t *Tab) remote(f *frame) bool {
 // toPage turns a point of a frame's viewport into one of the page's, checking
 // on the way that each frame receives the press there.
 func (t *Tab) toPage(ctx context.Context, f *frame, x, y float64) (float64, float64, error) {
-	for f.parent != nil {
-		o, err := t.owner(ctx, f)
+	for {
+		parent, err := t.parentOf(f)
+		if err != nil || parent == nil {
+			return x, y, err
+		}
+		o, err := t.owner(ctx, f, parent)
 		if err != nil {
 			return 0, 0, err
 		}
 		var r struct{ X, Y float64 }
-		if err := t.ask(ctx, f.parent, &r, "frameOffset", o.Handle, map[string]any{"x": x, "y": y}); err != nil {
+		if err := t.ask(ctx, parent, &r, "frameOffset", o.Handle, map[string]any{"x": x, "y": y}); err != nil {
 			return 0, 0, err
 		}
-		x, y = r.X, r.Y
-		f = f.parent
+		x, y, f = r.X, r.Y, parent
 	}
-	return x, y, nil
 }
 
 var buttons = map[string]int{"left": 1, "right": 2, "middle": 4}

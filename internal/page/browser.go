@@ -279,6 +279,8 @@ type targetInfo struct {
 	URL      string `json:"url"`
 	OpenerID string `json:"openerId"`
 	Subtype  string `json:"subtype"`
+	// ParentFrameID is set for frames in processes of their own.
+	ParentFrameID string `json:"parentFrameId"`
 }
 
 // attached takes over a new session, or lets it go when it is none of ours.
@@ -301,7 +303,11 @@ func (b *Browser) attached(ev cdp.Event) {
 		b.tabs = append(b.tabs, t)
 	case info.Type == "iframe" && parent != nil && len(parent.tab.frames) < maxFrames:
 		tg = &target{tab: parent.tab, session: session, parent: parent, frame: info.TargetID}
-		parent.tab.adopt(tg)
+		around := info.ParentFrameID
+		if around == "" {
+			around = parent.frame
+		}
+		parent.tab.adopt(tg, around)
 	default:
 		b.todo = append(b.todo, func() { b.release(session, ev.Session) })
 		return

@@ -12,14 +12,16 @@ import (
 )
 
 // frame is one frame of a page: its place in the tree, its document and the
-// execution contexts of that. Guarded by b.mu but for id.
+// execution contexts of that. Guarded by b.mu but for the ids.
 type frame struct {
-	id     string
-	parent *frame
-	target *target // whose session answers for it
-	gone   bool
+	id       string
+	parentID string  // "" for the main frame
+	parent   *frame  // nil for the main frame, and where it is not known yet
+	target   *target // whose session answers for it
+	gone     bool
 
-	seq    int // k of the ref prefix f<k>; 0 is the first document of a page
+	seq    int  // k of the ref prefix f<k>; 0 is the first document of a page
+	old    bool // the document was there before us and may have a prefix already
 	url    string
 	loader string
 	ready  bool // DOMContentLoaded
@@ -62,20 +64,37 @@ type frameTree struct {
 	ChildFrames []frameTree `json:"childFrames"`
 }
 
-// add makes a frame. The caller holds b.mu.
-func (t *Tab) add(id string, parent *frame, tg *target) *frame {
+// add makes a frame; the one without a parent is the main frame. A frame in
+// another process may be known before its parent is, which connects them. The
+// caller holds b.mu.
+func (t *Tab) add(id, parentID string, tg *target) *frame {
 	if len(t.frames) >= maxFrames {
 		return nil
 	}
-	f := &frame{id: id, parent: parent, target: tg}
-	if parent != nil {
+	f := &frame{id: id, parentID: parentID, parent: t.frames[parentID], target: tg}
+	if parentID != "" {
 		t.nextSeq++
 		f.seq = t.nextSeq
 	} else {
 		t.main = f
 	}
 	t.frames[id] = f
+	for _, c := range t.frames {
+		if c.parentID == id {
+			c.parent = f
+		}
+	}
 	return f
+}
+
+// parentOf returns the frame around f, nil for the main frame.
+func (t *Tab) parentOf(f *frame) (*frame, error) {
+	t.b.mu.Lock()
+	defer t.b.mu.Unlock()
+	if f.parent == nil && f.parentID != "" {
+		return nil, errContextGone // not announced yet, or gone with its document
+	}
+	return f.parent, nil
 }
 
 // mergeTree takes over the frames of a session that its events have not told
@@ -83,20 +102,17 @@ func (t *Tab) add(id string, parent *frame, tg *target) *frame {
 func (t *Tab) mergeTree(tg *target, tree frameTree) {
 	f := t.frames[tree.Frame.ID]
 	if f == nil {
-		var parent *frame
-		if tree.Frame.ParentID != "" {
-			if parent = t.frames[tree.Frame.ParentID]; parent == nil {
-				return
-			}
-		} else if tg.parent != nil || t.main != nil {
+		known := t.frames[tree.Frame.ParentID] != nil
+		first := tree.Frame.ParentID == "" && tg.parent == nil && t.main == nil
+		if !known && !first {
 			return
 		}
-		if f = t.add(tree.Frame.ID, parent, tg); f == nil {
+		if f = t.add(tree.Frame.ID, tree.Frame.ParentID, tg); f == nil {
 			return
 		}
 	}
 	if f.loader == "" && f.target == tg {
-		f.loader, f.url = tree.Frame.LoaderID, tree.Frame.where()
+		f.loader, f.url, f.old = tree.Frame.LoaderID, tree.Frame.where(), true
 		if f == t.main { // a navigation may be waiting for just this
 			t.commits++
 			t.documents++
@@ -108,21 +124,20 @@ func (t *Tab) mergeTree(tg *target, tree frameTree) {
 }
 
 // adopt makes a new session the one that answers for a frame which has moved to
-// another process.
-func (t *Tab) adopt(tg *target) {
+// another process. parentID is the frame around it.
+func (t *Tab) adopt(tg *target, parentID string) {
 	f := t.frames[tg.frame]
 	if f == nil {
-		// The parent's event about the frame comes later or was missed;
-		// the parent of a session's topmost frame is somewhere in the
-		// parent session's topmost frame.
-		if f = t.add(tg.frame, t.frames[tg.parent.frame], tg); f == nil {
+		// The parent's session does not tell about frames that were in
+		// another process when it was attached to.
+		if f = t.add(tg.frame, parentID, tg); f == nil {
 			return
 		}
 	}
 	t.dropChildren(f)
 	t.leaveDocument(f)
 	f.target, f.page, f.world, f.loader = tg, 0, 0, ""
-	f.url, f.ready, f.loaded = "", false, false
+	f.url, f.ready, f.loaded, f.old = "", false, false, false
 }
 
 // leaveDocument gives a frame that leaves a real document the next ref prefix,
@@ -157,7 +172,7 @@ func (t *Tab) remove(f *frame) {
 
 func (t *Tab) dropChildren(f *frame) {
 	for _, c := range t.frames {
-		if c.parent == f {
+		if c.parentID == f.id {
 			t.remove(c)
 		}
 	}
@@ -195,8 +210,8 @@ func (t *Tab) frameEvent(tg *target, ev cdp.Event) error {
 	switch ev.Method {
 	case "Page.frameAttached":
 		if f == nil {
-			if parent := t.frames[p.ParentFrameID]; parent != nil {
-				t.add(p.FrameID, parent, tg)
+			if t.frames[p.ParentFrameID] != nil {
+				t.add(p.FrameID, p.ParentFrameID, tg)
 			}
 		} else if f.target != tg && f.target != nil && f.target.parent == tg {
 			f.target, f.page, f.world = tg, 0, 0 // back from its own process
@@ -291,15 +306,15 @@ func (t *Tab) navigated(tg *target, info frameInfo, kind string) {
 	if f == nil {
 		switch {
 		case info.ParentID != "" && t.frames[info.ParentID] != nil:
-			f = t.add(info.ID, t.frames[info.ParentID], tg)
+			f = t.add(info.ID, info.ParentID, tg)
 		case info.ParentID == "" && tg.parent == nil:
 			if t.main != nil { // another frame took the main one's place
 				seq := t.main.seq
 				t.remove(t.main)
-				f = t.add(info.ID, nil, tg)
+				f = t.add(info.ID, "", tg)
 				f.seq = seq
 			} else {
-				f = t.add(info.ID, nil, tg)
+				f = t.add(info.ID, "", tg)
 			}
 		}
 		if f == nil {
@@ -308,7 +323,7 @@ func (t *Tab) navigated(tg *target, info frameInfo, kind string) {
 	}
 	t.dropChildren(f)
 	t.leaveDocument(f)
-	f.target, f.url, f.loader = tg, info.where(), info.LoaderID
+	f.target, f.url, f.loader, f.old = tg, info.where(), info.LoaderID, false
 	restored := kind == "BackForwardCacheRestore" // it will not say so again
 	f.ready, f.loaded = restored, restored
 	if f != t.main {
@@ -409,6 +424,11 @@ func (t *Tab) ask(ctx context.Context, f *frame, out any, function string, args 
 	if err != nil {
 		return err
 	}
+	return t.script(ctx, f, out, expr)
+}
+
+// script evaluates an expression in the walker's world of a frame, as ask does.
+func (t *Tab) script(ctx context.Context, f *frame, out any, expr string) error {
 	for attempt := 0; ; attempt++ {
 		s, world, err := t.walker(ctx, f)
 		if err != nil {
@@ -426,7 +446,7 @@ func (t *Tab) ask(ctx context.Context, f *frame, out any, function string, args 
 			return decodeAnswer(answer, out)
 		}
 		if ev.Exception.Exception.ClassName != "ReferenceError" || attempt > 0 {
-			return fmt.Errorf("walker: %s: %w", function, ev.Exception)
+			return fmt.Errorf("walker: %w", ev.Exception)
 		}
 		var installed evaluation
 		err = t.evaluate(ctx, f, s, world, map[string]any{"expression": "void " + walkerSource, "contextId": world}, &installed)

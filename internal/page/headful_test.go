@@ -205,8 +205,11 @@ func TestAttachToExistingPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tab.Navigate(ctx, frames.startWithPort(t)+"/"); err != nil {
-		t.Fatal(err)
+	url := frames.startWithPort(t)
+	for range 2 { // so that the refs of the page have a prefix
+		if err := tab.Navigate(ctx, url+"/"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, _, err := tab.Evaluate(ctx, "() => { window.mark = 1; console.error('x') }", ""); err != nil {
 		t.Fatal(err)
@@ -228,6 +231,9 @@ func TestAttachToExistingPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !strings.Contains(before, "[ref=f") {
+		t.Fatalf("no ref has a prefix: the test shows nothing\n%s", before)
+	}
 	// Frames in other processes attach a little later than their page.
 	var after string
 	eventually(t, func() bool {
@@ -243,15 +249,19 @@ func TestAttachToExistingPages(t *testing.T) {
 	if st, err := again.State(ctx); err != nil || st.Title != "Top" || st.ConsoleErrors == 0 {
 		t.Fatalf("%+v %v", st, err)
 	}
-	// Refs the first engine gave are good while the documents live.
-	for line := range strings.Lines(after) {
+	if after != before {
+		t.Errorf("snapshots differ: before\n%s\nafter\n%s", before, after)
+	}
+	// Refs the first engine gave are good while the documents live, and say
+	// which frame they are in.
+	for line := range strings.Lines(before) {
 		if _, ref, ok := strings.Cut(line, "- button "); ok {
 			_, ref, _ = strings.Cut(ref, "[ref=")
 			ref, _, _ = strings.Cut(ref, "]")
-			if _, err := again.Click(ctx, ref, ClickOptions{}); err != nil {
-				t.Errorf("%s: %v", ref, err)
+			loc, err := again.Click(ctx, ref, ClickOptions{})
+			if err != nil || !strings.Contains(loc.Code, ".contentFrame().") {
+				t.Errorf("%s: %+v, %v", ref, loc, err)
 			}
 		}
 	}
-	t.Logf("before:\n%s\nafter:\n%s", before, after)
 }

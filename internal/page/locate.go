@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"abfleet/internal/cdp"
@@ -47,6 +48,9 @@ func (t *Tab) place(ctx context.Context, target string) (place, error) {
 			k, _ = strconv.Atoi(m[1]) // nine digits fit
 		}
 		if err := t.b.sub.Flush(ctx); err != nil {
+			return place{}, err
+		}
+		if err := t.learnPrefixes(ctx); err != nil {
 			return place{}, err
 		}
 		t.b.mu.Lock()
@@ -93,18 +97,82 @@ func (t *Tab) place(ctx context.Context, target string) (place, error) {
 	return p, nil
 }
 
+// prefixWait is how long the documents that were there before us may take to
+// say what prefix their refs have.
+const prefixWait = 500 * time.Millisecond
+
+// seqVariable keeps k of a document's ref prefix in the walker's world, for
+// those who come to the document later: a service that was restarted must know
+// the refs that agents have, and give no prefix to two documents.
+const seqVariable = "globalThis.abfSeq"
+
+// learnPrefixes asks the documents that were there before us for the prefix of
+// their refs. It comes before any ref is given out or looked for.
+func (t *Tab) learnPrefixes(ctx context.Context) error {
+	t.b.mu.Lock()
+	var asked []*frame
+	for _, f := range t.frames {
+		if f.old {
+			asked = append(asked, f)
+		}
+	}
+	t.b.mu.Unlock()
+	if len(asked) == 0 {
+		return nil
+	}
+	wait, cancel := context.WithTimeout(ctx, prefixWait)
+	defer cancel()
+	var wg sync.WaitGroup
+	found := make([]*int, len(asked))
+	for i, f := range asked {
+		wg.Go(func() {
+			// A document that does not say has given out no refs, or hangs.
+			_ = t.script(wait, f, &found[i], seqVariable)
+		})
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	t.b.mu.Lock()
+	defer t.b.mu.Unlock()
+	taken := make(map[int]bool)
+	for i, f := range asked {
+		if k := found[i]; k != nil && f.old && !taken[*k] {
+			f.seq = *k
+			taken[f.seq] = true
+			t.nextSeq = max(t.nextSeq, f.seq)
+		}
+	}
+	learned := make(map[*frame]bool)
+	for i, f := range asked {
+		learned[f] = found[i] != nil
+		f.old = false
+	}
+	for _, f := range t.frames { // whose number turned out to be taken
+		if !learned[f] && taken[f.seq] {
+			t.nextSeq++
+			f.seq = t.nextSeq
+		}
+	}
+	return nil
+}
+
 // framePrefix is the locator code that leads from the page into a frame.
 func (t *Tab) framePrefix(ctx context.Context, f *frame) (string, error) {
 	prefix := ""
-	for f.parent != nil {
-		o, err := t.owner(ctx, f)
+	for {
+		parent, err := t.parentOf(f)
+		if err != nil || parent == nil {
+			return prefix, err
+		}
+		o, err := t.owner(ctx, f, parent)
 		if err != nil {
 			return "", err
 		}
 		prefix = o.Locator + ".contentFrame()." + prefix
-		f = f.parent
+		f = parent
 	}
-	return prefix, nil
 }
 
 // contentFrame finds the frame inside an iframe element; nil when it is not
@@ -159,8 +227,8 @@ func (t *Tab) object(ctx context.Context, f *frame, target string) (string, *cdp
 }
 
 // owner finds the iframe element of a child frame in its parent's walker.
-func (t *Tab) owner(ctx context.Context, f *frame) (owner, error) {
-	s, world, err := t.walker(ctx, f.parent)
+func (t *Tab) owner(ctx context.Context, f, parent *frame) (owner, error) {
+	s, world, err := t.walker(ctx, parent)
 	if err != nil {
 		return owner{}, err
 	}

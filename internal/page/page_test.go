@@ -21,6 +21,9 @@ import (
 // of its own in a tab of its own.
 var shared *Browser
 
+// actionTimeout is shorter than by default, so that tests of giving up are quick.
+const actionTimeout = 2 * time.Second
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
@@ -32,7 +35,7 @@ func run(m *testing.M) int {
 	defer b.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	shared, err = Attach(ctx, cdp.New(b.Pipe()), Options{KeepPage: true})
+	shared, err = Attach(ctx, cdp.New(b.Pipe()), Options{KeepPage: true, ActionTimeout: actionTimeout})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -214,8 +217,12 @@ func TestClickSettlesOnRequests(t *testing.T) {
 	defer srv.Close()
 	_, tab := openTab(t, srv.URL)
 	time.AfterFunc(300*time.Millisecond, func() { close(release) })
+	began := time.Now()
 	if _, err := tab.Click(testContext(t), "button", ClickOptions{}); err != nil {
 		t.Fatal(err)
+	}
+	if d := time.Since(began); d > 4*time.Second {
+		t.Errorf("the click settled %v after it", d)
 	}
 	if got := eval(t, tab, "document.querySelector('p').textContent"); got != `"firstsecond"` {
 		t.Fatalf("the click settled too early: %s", got)
@@ -231,9 +238,6 @@ func TestClickTargets(t *testing.T) {
 		<button id=later disabled onclick="window.later=1">l</button>
 		<div style="height:3000px"></div><button id=far onclick="window.far=1">far</button>
 		<script>setTimeout(()=>later.disabled=false,400)</script>`)
-	tab.b.mu.Lock()
-	saved := tab.b.opts.ActionTimeout
-	tab.b.mu.Unlock()
 	ctx := testContext(t)
 	for _, id := range []string{"ok", "moving", "later", "far"} {
 		if _, err := tab.Click(ctx, "#"+id, ClickOptions{}); err != nil {
@@ -243,7 +247,6 @@ func TestClickTargets(t *testing.T) {
 	if got := eval(t, tab, "[ok.textContent, window.later, window.far, window.moved>=0]"); strings.Join(strings.Fields(got), "") != `["done",1,1,true]` {
 		t.Fatalf("clicks had the effect %s", got)
 	}
-	_ = saved
 	for id, want := range map[string]string{"off": "disabled", "covered": ""} {
 		began := time.Now()
 		_, err := tab.Click(ctx, "#"+id, ClickOptions{})
@@ -251,7 +254,7 @@ func TestClickTargets(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", id, err)
 		}
-		if d := time.Since(began); d < 4*time.Second || d > 7*time.Second {
+		if d := time.Since(began); d < actionTimeout/2 || d > actionTimeout+2*time.Second {
 			t.Errorf("%s was given up after %v", id, d)
 		}
 	}
@@ -856,7 +859,7 @@ func TestWaitForText(t *testing.T) {
 	}
 	began := time.Now()
 	wantCode(t, tab.WaitForText(ctx, "never"), fault.Timeout)
-	if d := time.Since(began); d < 4*time.Second || d > 6*time.Second {
+	if d := time.Since(began); d < actionTimeout/2 || d > actionTimeout+2*time.Second {
 		t.Errorf("gave up after %v", d)
 	}
 }

@@ -175,8 +175,12 @@ type rect struct {
 
 // pageRect moves a rectangle from a frame's viewport into the page's.
 func (t *Tab) pageRect(ctx context.Context, f *frame, r *rect) error {
-	for f.parent != nil {
-		s, world, err := t.walker(ctx, f.parent)
+	for {
+		parent, err := t.parentOf(f)
+		if err != nil || parent == nil {
+			return err
+		}
+		s, world, err := t.walker(ctx, parent)
 		if err != nil {
 			return err
 		}
@@ -196,9 +200,8 @@ func (t *Tab) pageRect(ctx context.Context, f *frame, r *rect) error {
 		}
 		r.X += box.Model.Content[0]
 		r.Y += box.Model.Content[1]
-		f = f.parent
+		f = parent
 	}
-	return nil
 }
 
 type area struct{ X, Y, Width, Height float64 }

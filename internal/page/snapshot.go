@@ -3,6 +3,7 @@ package page
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -47,6 +48,9 @@ func (t *Tab) Snapshot(ctx context.Context, o SnapshotOptions) (string, error) {
 	defer cancel()
 	var text string
 	err = t.onMain(ctx, func(ctx context.Context, f *frame) error {
+		if err := t.learnPrefixes(ctx); err != nil {
+			return err
+		}
 		p := place{frame: f}
 		if o.Target != "" {
 			var err error
@@ -81,8 +85,12 @@ func (t *Tab) snapshotFrame(ctx context.Context, f *frame, target string, depth 
 	if maxBytes > 0 {
 		opts["maxBytes"] = maxBytes
 	}
+	expr, err := callExpression("snapshot", []any{opts})
+	if err != nil {
+		return "", err
+	}
 	var r snapshotAnswer
-	if err := t.ask(ctx, f, &r, "snapshot", opts); err != nil {
+	if err := t.script(ctx, f, &r, fmt.Sprintf("(%s??=%d,%s)", seqVariable, seq, expr)); err != nil {
 		return "", err
 	}
 	if len(r.Frames) == 0 {

@@ -619,12 +619,12 @@
       return n;
     }
 
-    compute(el, role) {
+    compute(el, role, intoHidden) {
       if (UNNAMED.has(role)) return NO_NAME;
       // Most elements have no role that takes a name from somewhere.
       if (role === "" && tag(el) !== "SUMMARY" && !(el instanceof SVGElement) && !hasAttr(el, "aria-label") && !hasAttr(el, "aria-labelledby") && !hasAttr(el, "title") && !LABELABLE.has(tag(el))) return NO_NAME;
       const ctx = { visited: new Set(), from: [], root: el, content: false, depth: 0 };
-      const text = collapse(this.text(el, ctx, SELF));
+      const text = collapse(this.text(el, ctx, intoHidden ? { ...SELF, intoHidden } : SELF));
       return { name: text, from: ctx.from.length && ctx.content ? ctx.from : null };
     }
 
@@ -957,6 +957,7 @@
       this.enough = this.max * 4;
       this.built = 0;
       this.stopped = false;
+      this.tooDeep = false;
       this.longest = Math.min(MAX_TEXT, this.max);
       this.seen = new Set();
       this.items = new Map();
@@ -995,7 +996,7 @@
         this.level++;
         this.fill(item || parent, node, f, shows);
         this.level--;
-      } else this.stopped = true;
+      } else this.tooDeep = true;
       if (item) item.last = this.count;
       if (this.built > this.enough) this.stopped = true;
     }
@@ -1179,11 +1180,14 @@
         if (typeof kid === "string") this.line("- text: " + quoteValue(kid));
         else this.put(kid, 0, false, "");
       }
-      const cut = this.lost.lines || this.stopped ? this.lost : null;
+      const unseen = this.stopped || this.tooDeep;
+      const cut = this.lost.lines || unseen ? this.lost : null;
       if (cut) {
-        const rest = this.stopped ? remaining(this.root, this.seen) : 0;
-        this.out.push("# cut: " + cut.lines + " more lines (" + cut.bytes + " bytes)" + (rest ? " and about " + rest + " more elements" : "") +
-          " did not fit" + (cut.within ? ", the first of them in " + cut.within : "") + "; take a snapshot with target or depth to see a part");
+        const rest = unseen ? remaining(this.root, this.seen) : 0;
+        const what = [];
+        if (cut.lines) what.push(cut.lines + " more lines (" + cut.bytes + " bytes)");
+        if (rest) what.push("about " + rest + " more elements");
+        this.out.push("# cut: " + (what.join(" and ") || "the rest") + " did not fit" + (cut.within ? ", the first of them in " + cut.within : "") + "; take a snapshot with target or depth to see a part");
       }
       return { text: wellFormed(this.out.join("\n")), lines: this.out.length, frames: this.frames, cut };
     }
@@ -1549,7 +1553,8 @@
       if (q.role(el) !== role) return false;
       if (!o.includeHidden && q.look.hidden(el)) return false;
       for (const k of flags) if (roleState(el, role, k) !== o[k]) return false;
-      return name === null || name(q.name(el));
+      if (name === null) return true;
+      return name(q.look.hidden(el) ? q.naming.compute(el, role, true).name : q.name(el));
     });
   };
   const roleState = (el, role, k) => {
@@ -1886,9 +1891,10 @@
   }
 
   /** {steps, rest, upto} of a selector or locator expression. */
-  const parseTarget = (text) => {
+  const parseTarget = (source) => {
+    const text = source.trim();
     if (LOCATOR.test(text)) {
-      const p = new LocatorParser(text.trim().replace(/;$/, ""));
+      const p = new LocatorParser(text.replace(/;$/, ""));
       const chain = p.chain();
       if (chain.rest === null) {
         p.space();
@@ -1936,8 +1942,8 @@
   /** A text short enough for code: the whole, or what fits up to a word's end. */
   const shorten = (text) => {
     if (text.length <= MAX_WORDS) return text;
-    const cut = text.lastIndexOf(" ", MAX_WORDS);
-    return text.slice(0, cut > 20 ? cut : MAX_WORDS);
+    const cut = text.lastIndexOf(" ", 30);
+    return text.slice(0, cut > 0 ? cut : 30).toWellFormed();
   };
   const cssString = (text) => '"' + text.replace(/["\\]/g, "\\$&").replace(/\n/g, "\\a ") + '"';
 
@@ -1989,9 +1995,14 @@
     }
     if (named) add("getByRole(" + codeString(role) + ")", stepRole(role));
     const lower = tagOf(el).toLowerCase();
+    const type = name === "INPUT" || name === "TEXTAREA" ? attr(el, "type") : null;
     const field = attr(el, "name");
     if (field && /^(BUTTON|FORM|FIELDSET|INPUT|OBJECT|OUTPUT|SELECT|TEXTAREA|MAP|META|PARAM)$/.test(name)) {
       const css = lower + "[name=" + cssString(field) + "]";
+      add("locator(" + codeString(css) + ")", stepCSS(css));
+    }
+    if (type) {
+      const css = lower + "[type=" + cssString(type) + "]";
       add("locator(" + codeString(css) + ")", stepCSS(css));
     }
     if (/^[a-z][a-z0-9-]*$/.test(lower)) add("locator(" + codeString(lower) + ")", stepCSS(lower));
@@ -2013,34 +2024,34 @@
     return found.length === 1 && found[0] === el;
   };
 
+  // Roles of which there are many alike, told apart by what is written in them.
+  const TOLD_BY_TEXT = /^(listitem|row|article|group|dialog|region)$/;
   /** Playwright code that finds exactly this element. */
   const locatorFor = (el, q) => {
     const own = candidatesFor(el, q);
-    let worst = null; // a role without a name, a tag: say where it is first
-    for (const c of own) {
-      const vague = /^getByRole\('[\w-]+'\)$|^locator\('[a-z][a-z0-9-]*'\)$/.test(c.code);
-      if (isOnly(q, c.steps, el)) return c.code;
-      if (!vague || worst === null) worst = worst && vague ? worst : c;
-      if (vague) break;
-    }
-    // Below an ancestor that can be told, which is told by its text if need be.
-    let far = 0;
-    for (let up = parentOf(el); up && far < 12; up = parentOf(up), far++) {
+    for (const c of own) if (isOnly(q, c.steps, el)) return c.code;
+    const byText = (e) => {
+      const role = q.role(e);
+      const text = TOLD_BY_TEXT.test(role) ? shorten(q.text(e)) : "";
+      return text ? { code: "getByRole(" + codeString(role) + ").filter({ hasText: " + codeString(text) + " })", steps: [stepRole(role), stepFilter({ hasText: text })] } : null;
+    };
+    const self = byText(el);
+    if (self && isOnly(q, self.steps, el)) return self.code;
+    // Below an ancestor that can be told.
+    const unnamed = own.filter((c) => /^getByRole\('[\w-]+'\)$/.test(c.code));
+    for (let up = parentOf(el), far = 0; up && far < 12; up = parentOf(up), far++) {
       if (tag(up) === "BODY" || tag(up) === "HTML") break;
       const above = candidatesFor(up, q).filter((c) => !/^getByText\(/.test(c.code));
-      const role = q.role(up);
-      if (/^(listitem|row|article|group|dialog|region)$/.test(role)) {
-        const text = shorten(q.text(up));
-        if (text) above.push({ code: "getByRole(" + codeString(role) + ").filter({ hasText: " + codeString(text) + " })", steps: [stepRole(role), stepFilter({ hasText: text })] });
-      }
-      for (const a of above.slice(0, 6)) {
+      const told = byText(up);
+      for (const a of told ? [...above, told] : above) {
         if (!isOnly(q, a.steps, up)) continue;
-        for (const c of own) if (isOnly(q, [...a.steps, ...c.steps], el)) return a.code + "." + c.code;
+        // The text that tells the ancestor says the name of what is in it.
+        for (const c of a === told ? [...unnamed, ...own] : own) if (isOnly(q, [...a.steps, ...c.steps], el)) return a.code + "." + c.code;
         break;
       }
     }
     // Else by number.
-    for (const c of worst ? [worst, ...own] : own) {
+    for (const c of own) {
       const at = q.run(c.steps).indexOf(el);
       if (at >= 0 && at < 50) return c.code + (at === 0 ? ".first()" : ".nth(" + at + ")");
     }
@@ -2066,9 +2077,10 @@
     return path.join(" > ");
   };
 
-  const callersCode = (target) => {
-    if (!LOCATOR.test(target)) return "locator(" + codeString(target.trim()) + ")";
-    return target.trim().replace(/;$/, "").replace(/^await\s+/, "").replace(/^page\s*\.\s*/, "");
+  const callersCode = (source) => {
+    const target = source.trim();
+    if (!LOCATOR.test(target)) return "locator(" + codeString(target) + ")";
+    return target.replace(/;$/, "").replace(/^await\s+/, "").replace(/^page\s*\.\s*/, "");
   };
   const describeWith = (el, q, locator) => ({
     handle: handleFor(el), ref: refText(el), role: q.role(el) || "generic", name: q.name(el).slice(0, 1000), locator: locator === undefined ? locatorFor(el, q) : locator,
@@ -2348,8 +2360,12 @@
     if (SET_TYPES.has(type)) {
       const want = type === "color" ? text.toLowerCase() : text.trim();
       focusOn(el);
+      const had = valueOf.INPUT(el);
       setValue.call(el, want);
-      if (valueOf.INPUT(el) !== want) throw new Failure("bad_value", JSON.stringify(text) + " is no value for a field of type " + type + (FORMAT[type] ? ", which wants " + FORMAT[type] : ""));
+      if (valueOf.INPUT(el) !== want) {
+        setValue.call(el, had);
+        throw new Failure("bad_value", JSON.stringify(text) + " is no value for a field of type " + type + (FORMAT[type] ? ", which wants " + FORMAT[type] : ""));
+      }
       fire(el, "input");
       fire(el, "change");
       return { kind: "done" };
