@@ -157,10 +157,19 @@ func ControllableInstances(db store.DB) map[string]bool {
 	return list
 }
 
-// Closing is closed once Close has begun.
-func (f *Fleet) Closing() <-chan struct{} { return f.work.Done() }
+// Refuse is the first half of Close.
+func (f *Fleet) Refuse() { f.refuse() }
 
 // FailStore makes transactions fail with what fail returns, nil for none.
 func FailStore(f *Fleet, fail func() error) {
 	f.db.(interface{ SetFail(func() error) }).SetFail(fail)
+}
+
+// MayStart reports whether another start would be admitted now.
+func MayStart(f *Fleet) bool {
+	ok := f.starts.TryAcquire(1)
+	if ok {
+		f.starts.Release(1)
+	}
+	return ok
 }

@@ -116,10 +116,7 @@ func New(o Options) (*Fleet, error) {
 // Close ends the starts that are under way, lets stops finish, and returns
 // when no operation runs or ctx ends. Browsers go on. The store stays open.
 func (f *Fleet) Close(ctx context.Context) error {
-	f.mu.Lock()
-	f.closed = true
-	f.mu.Unlock()
-	f.cancel()
+	f.refuse()
 	done := make(chan struct{})
 	go func() { f.busy.Wait(); close(done) }()
 	select {
@@ -128,6 +125,14 @@ func (f *Fleet) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return fault.New(fault.Timeout, "close fleet", "The next start of the service repairs what was under way", "%w", context.Cause(ctx))
 	}
+}
+
+// refuse lets no operation begin from now on and ends the starts.
+func (f *Fleet) refuse() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.cancel()
 }
 
 // Keys of operation locks and intents.

@@ -492,10 +492,25 @@ func TestStartFailure(t *testing.T) {
 		t.Errorf("a running browser has a problem: %+v", v.Problem)
 	}
 
+	// The Runtime's own cleanup is not proven, a second one is.
+	stops := 0
+	h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") }
+	h.rt.FailStop = func(string) error {
+		if stops++; stops == 1 {
+			return errors.New("populated")
+		}
+		return nil
+	}
+	_, err := s.UseIdentity(ctx, agent, "r", "a")
+	wantCode(t, "cleaned up late", err, fault.BrowserStartFailed)
+	if v, err := s.Session(ctx, "r"); err != nil || v.State != fleet.Stopped {
+		t.Errorf("cleaned up late: %+v %v", v, err)
+	}
+
 	// Unconfirmed.
 	h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") }
 	h.rt.FailStop = func(string) error { return errors.New("populated") }
-	_, err := s.UseIdentity(ctx, agent, "t", "a")
+	_, err = s.UseIdentity(ctx, agent, "t", "a")
 	wantCode(t, "unconfirmed", err, fault.BrowserStartFailed)
 	h.rt.FailStart, h.rt.FailStop = nil, nil
 	if v, err := s.Session(ctx, "t"); err != nil || v.State != fleet.Broken {
@@ -602,12 +617,6 @@ func TestConcurrency(t *testing.T) {
 	defer s.end()
 	s.saved("a")
 	s.saved("b")
-	var starting, most atomic.Int32
-	h.rt.FailStart = func(fleet.StartRequest) error {
-		most.Store(max(most.Load(), starting.Add(1)))
-		defer starting.Add(-1)
-		return nil
-	}
 	var wg sync.WaitGroup
 	for i := range 8 {
 		for _, ref := range []string{"a", "b", "a"} {
@@ -627,11 +636,47 @@ func TestConcurrency(t *testing.T) {
 	if n := len(h.rt.Remains()); n != 8 {
 		t.Errorf("%d browsers for 8 sessions", n)
 	}
-	if most.Load() > 2 {
-		t.Errorf("%d starts at once, 2 are admitted", most.Load())
-	}
 	if wrong := append(h.rt.Violations(), fleet.StoreInvariants(s.store)...); len(wrong) > 0 {
 		t.Error(wrong)
+	}
+}
+
+// TestAdmission protects the machine: no more Stacks start at once than are
+// admitted, here two, and one that fails gives its place back.
+func TestAdmission(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	entered, release := make(chan struct{}), make(chan struct{})
+	h.rt.FailStart = func(fleet.StartRequest) error {
+		entered <- struct{}{}
+		<-release
+		return errors.New("no display")
+	}
+	done := make(chan error, 3)
+	for i := range 3 {
+		go func() {
+			_, err := s.UseIdentity(t.Context(), agent, fmt.Sprint("s", i), "a")
+			done <- err
+		}()
+	}
+	<-entered
+	if !fleet.MayStart(s.Fleet) {
+		t.Log("the second start was admitted already")
+	}
+	<-entered
+	if fleet.MayStart(s.Fleet) {
+		t.Error("two starts are under way and a third is admitted")
+	}
+	release <- struct{}{}
+	<-entered
+	close(release)
+	for range 3 {
+		wantCode(t, "start", <-done, fault.BrowserStartFailed)
+	}
+	if !fleet.MayStart(s.Fleet) {
+		t.Error("failed starts keep their places")
 	}
 }
 
@@ -697,16 +742,14 @@ func TestClose(t *testing.T) {
 		done <- err
 	}()
 	<-entered
-	closed := make(chan struct{})
-	go func() { s.end(); close(closed) }()
-	<-s.Closing()
+	s.Refuse()
 	_, err := s.Browser(t.Context(), "kept")
 	wantCode(t, "use while closing", err, fault.ServiceUnavailable)
 	close(gate)
 	if err := <-done; err == nil {
 		t.Error("the start went on")
 	}
-	<-closed
+	s.end()
 	if left := h.rt.Remains(); len(left) != 1 {
 		t.Errorf("running after close: %v", left)
 	}
@@ -743,6 +786,9 @@ func TestStoreFailure(t *testing.T) {
 		done := err == nil
 		if !done {
 			wantCode(t, session, err, fault.NoSpace)
+			if p := fleet.ProfileOf(s.store, session); p != "" && slices.ContainsFunc(h.rt.Running(), func(dir string) bool { return strings.HasSuffix(dir, p) }) {
+				t.Errorf("%s: commit %d: it runs and its state is not stored", session, commit)
+			}
 			if _, err := s.Browser(t.Context(), session); err == nil {
 				t.Errorf("%s: exposed while its state cannot be written", session)
 			}
@@ -765,6 +811,53 @@ func TestStoreFailure(t *testing.T) {
 	}
 	if wrong := append(h.rt.Violations(), fleet.StoreInvariants(s.store)...); len(wrong) > 0 {
 		t.Error(wrong)
+	}
+}
+
+// TestMemoryQuarantine protects everybody from a browser that runs, cannot be
+// stopped and cannot be written down: it is exposed to nobody until both work
+// again.
+func TestMemoryQuarantine(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.use("s", "a")
+	if _, err := s.StopSession(t.Context(), user, "s"); err != nil {
+		t.Fatal(err)
+	}
+	running := false
+	h.rt.FailStart = func(fleet.StartRequest) error { running = true; return nil }
+	fleet.FailStore(s.Fleet, func() error {
+		if running {
+			return fault.New(fault.NoSpace, "write fleet state", "Free space", "no space left on device")
+		}
+		return nil
+	})
+	h.rt.FailStop = func(string) error { return errors.New("no bus") }
+	if _, err := s.Browser(t.Context(), "s"); err == nil {
+		t.Error("handed out though its state cannot be stored")
+	}
+	fleet.FailStore(s.Fleet, nil)
+	if len(h.rt.Running()) != 1 {
+		t.Fatal("the case needs a browser that runs")
+	}
+	if v, err := s.Session(t.Context(), "s"); err != nil || v.State != fleet.Quarantined {
+		t.Errorf("%+v %v", v, err)
+	}
+	if _, err := s.Browser(t.Context(), "s"); fault.CodeOf(err) != fault.BrowserNotControllable {
+		t.Errorf("use: %v", err)
+	}
+	if _, quarantined := s.Counts(); quarantined != 1 {
+		t.Errorf("%d quarantined", quarantined)
+	}
+	h.rt.FailStop, h.rt.FailStart = nil, nil
+	mustBrowser(t, s, "s")
+	if _, quarantined := s.Counts(); quarantined != 0 || len(h.rt.Running()) != 1 {
+		t.Errorf("%d quarantined, running %v", quarantined, h.rt.Running())
+	}
+	if v := h.rt.Violations(); len(v) > 0 {
+		t.Error(v)
 	}
 }
 

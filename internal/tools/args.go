@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -29,14 +31,46 @@ func (e *InvalidArguments) Error() string {
 	return b.String()
 }
 
+// maxIssues is how many issues are told of one call.
+const maxIssues = 20
+
 // schema is the part of JSON Schema that the catalogs use.
 type schema struct {
-	Type       string            `json:"type"`
-	Properties map[string]schema `json:"properties"`
-	Required   []string          `json:"required"`
-	Enum       []string          `json:"enum"`
-	Default    json.RawMessage   `json:"default"`
-	Items      *schema           `json:"items"`
+	Type       string          `json:"type"`
+	Properties properties      `json:"properties"`
+	Required   []string        `json:"required"`
+	Enum       []string        `json:"enum"`
+	Default    json.RawMessage `json:"default"`
+	Minimum    *float64        `json:"minimum"`
+	Items      *schema         `json:"items"`
+}
+
+// properties keep the order of the schema, which is the order of the issues.
+type properties []property
+
+type property struct {
+	name   string
+	schema schema
+}
+
+func (p *properties) UnmarshalJSON(data []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if _, err := dec.Token(); err != nil { // {
+		return err
+	}
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		name, _ := key.(string) // keys are strings
+		var s schema
+		if err := dec.Decode(&s); err != nil {
+			return err
+		}
+		*p = append(*p, property{name, s})
+	}
+	return nil
 }
 
 // Decode checks the call's arguments against the tool's schema and decodes them
@@ -47,84 +81,118 @@ func (c *Call) Decode(v any) error {
 	if err := json.Unmarshal(c.tool.Schema, &s); err != nil {
 		return fmt.Errorf("schema of %s: %w", c.tool.Name, err)
 	}
-	raw := c.Args
-	if len(bytes.TrimSpace(raw)) == 0 || string(bytes.TrimSpace(raw)) == "null" {
-		raw = json.RawMessage("{}")
-	}
-	var args map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &args); err != nil {
-		return &InvalidArguments{Tool: c.tool.Name, Issues: []Issue{{Message: "Invalid input: expected object, received " + kind(raw)}}}
+	raw := bytes.TrimSpace(c.args)
+	if len(raw) == 0 || string(raw) == "null" {
+		raw = []byte("{}")
 	}
 	bad := &InvalidArguments{Tool: c.tool.Name}
-	names := slices.Sorted(func(yield func(string) bool) {
-		for name := range s.Properties {
-			if !yield(name) {
-				return
-			}
-		}
-	})
-	for _, name := range names {
-		p := s.Properties[name]
-		value, given := args[name]
-		if !given {
-			if p.Default != nil {
-				args[name] = p.Default
-			} else if slices.Contains(s.Required, name) {
-				bad.Issues = append(bad.Issues, Issue{missing(p), name})
-			}
-			continue
-		}
-		bad.Issues = append(bad.Issues, p.check(value, name)...)
-	}
-	if len(bad.Issues) > 0 {
+	clean, issues := s.apply(raw, "")
+	if len(issues) > 0 {
+		bad.Issues = issues[:min(len(issues), maxIssues)]
 		return bad
 	}
-	merged, err := json.Marshal(args)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(merged, v)
+	return json.Unmarshal(clean, v)
 }
 
-func missing(p schema) string {
-	if len(p.Enum) > 0 {
-		return enumMessage(p)
-	}
-	return fmt.Sprintf("Invalid input: expected %s, received undefined", p.Type)
-}
-
-func enumMessage(p schema) string {
-	quoted := make([]string, len(p.Enum))
-	for i, e := range p.Enum {
-		quoted[i] = fmt.Sprintf("%q", e)
-	}
-	return "Invalid option: expected one of " + strings.Join(quoted, "|")
-}
-
-func (s schema) check(value json.RawMessage, path string) []Issue {
+// apply checks a value and returns it with defaults set and unknown members
+// dropped.
+func (s schema) apply(value json.RawMessage, path string) (json.RawMessage, []Issue) {
 	got := kind(value)
-	if want := s.Type; want != "" && got != want && !(want == "integer" && got == "number") {
-		if len(s.Enum) > 0 {
-			return []Issue{{enumMessage(s), path}}
-		}
-		return []Issue{{fmt.Sprintf("Invalid input: expected %s, received %s", want, got), path}}
+	if got != s.Type && s.Type != "" && !(s.Type == "integer" && got == "number") {
+		return nil, []Issue{{s.expected(got), path}}
 	}
-	var issues []Issue
 	switch got {
-	case "string":
-		var text string
-		if json.Unmarshal(value, &text) == nil && len(s.Enum) > 0 && !slices.Contains(s.Enum, text) {
-			issues = append(issues, Issue{enumMessage(s), path})
-		}
+	case "object":
+		return s.applyObject(value, path)
 	case "array":
 		var items []json.RawMessage
-		if s.Items != nil && json.Unmarshal(value, &items) == nil {
-			for i, item := range items {
-				issues = append(issues, s.Items.check(item, fmt.Sprintf("%s[%d]", path, i))...)
+		if err := json.Unmarshal(value, &items); err != nil {
+			return nil, []Issue{{s.expected(got), path}}
+		}
+		var issues []Issue
+		for i := range items {
+			if s.Items == nil {
+				break
 			}
+			clean, bad := s.Items.apply(items[i], path+"["+strconv.Itoa(i)+"]")
+			items[i] = clean
+			issues = append(issues, bad...)
+		}
+		if len(issues) > 0 {
+			return nil, issues
+		}
+		return marshal(items), nil
+	case "string":
+		var text string
+		if err := json.Unmarshal(value, &text); err != nil || len(s.Enum) > 0 && !slices.Contains(s.Enum, text) {
+			return nil, []Issue{{s.expected(got), path}}
+		}
+	case "number":
+		var n float64
+		if err := json.Unmarshal(value, &n); err != nil {
+			return nil, []Issue{{s.expected(got), path}}
+		}
+		switch {
+		case s.Type == "integer" && n != math.Trunc(n):
+			return nil, []Issue{{"Invalid input: expected int, received number", path}}
+		case s.Minimum != nil && n < *s.Minimum:
+			return nil, []Issue{{fmt.Sprintf("Too small: expected number to be >=%v", *s.Minimum), path}}
 		}
 	}
-	return issues
+	return value, nil
+}
+
+func (s schema) applyObject(value json.RawMessage, path string) (json.RawMessage, []Issue) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(value, &members); err != nil {
+		return nil, []Issue{{s.expected("object"), path}}
+	}
+	if s.Properties == nil { // a map of anything
+		return value, nil
+	}
+	clean := make(map[string]json.RawMessage)
+	var issues []Issue
+	for _, p := range s.Properties {
+		at := p.name
+		if path != "" {
+			at = path + "." + p.name
+		}
+		member, given := members[p.name]
+		switch {
+		case given:
+			v, bad := p.schema.apply(member, at)
+			clean[p.name] = v
+			issues = append(issues, bad...)
+		case p.schema.Default != nil:
+			clean[p.name] = p.schema.Default
+		case slices.Contains(s.Required, p.name):
+			issues = append(issues, Issue{p.schema.expected("undefined"), at})
+		}
+	}
+	if len(issues) > 0 {
+		return nil, issues
+	}
+	return marshal(clean), nil
+}
+
+// marshal encodes what was decoded a moment ago.
+func marshal(v any) json.RawMessage {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+func (s schema) expected(got string) string {
+	if len(s.Enum) == 0 {
+		return fmt.Sprintf("Invalid input: expected %s, received %s", s.Type, got)
+	}
+	quoted := make([]string, len(s.Enum))
+	for i, e := range s.Enum {
+		quoted[i] = strconv.Quote(e)
+	}
+	return "Invalid option: expected one of " + strings.Join(quoted, "|")
 }
 
 // kind names the JSON type of a value, the way a JavaScript client would.

@@ -18,27 +18,32 @@ import (
 // the sections of its answer.
 type Call struct {
 	Caller Caller
-	Args   json.RawMessage
 
 	host    *Host
 	tool    Tool
+	args    json.RawMessage
+	engine  *page.Browser
 	client  *page.Client
 	tab     *page.Tab
 	results []string
 	code    []string
 	images  []mcp.Content
 
+	began    bool   // something was sent that may have changed the page
+	acted    bool   // what was asked for is done; only the answer is not
 	header   bool   // show Open tabs and Page even if unchanged
 	snapshot string // the Snapshot section, without its title
 	sections pageSections
-	began    bool // something was sent that may have changed the page
 }
 
 // Fleet is the fleet behind the call.
 func (c *Call) Fleet() Fleet { return c.host.opts.Fleet }
 
-// Forget drops the caller's tool state.
-func (c *Call) Forget() { c.host.Forget(c.Caller) }
+// Forget drops the caller's tool state: its current tab and what it was shown.
+func (c *Call) Forget(ctx context.Context) error { return c.host.forget(ctx, c.Caller) }
+
+// Rebound says that the session may have another browser now.
+func (c *Call) Rebound(ctx context.Context) error { return c.host.doubt(ctx, c.Caller) }
 
 // Client is the caller's view of its Session Browser.
 func (c *Call) Client(ctx context.Context) (*page.Client, error) {
@@ -47,8 +52,9 @@ func (c *Call) Client(ctx context.Context) (*page.Client, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.client = engine.Client(c.Caller.Client)
+		c.engine, c.client = engine, engine.Client(c.Caller.Client)
 	}
+	c.began = !c.tool.ReadOnly
 	return c.client, nil
 }
 
@@ -59,7 +65,6 @@ func (c *Call) Tab(ctx context.Context) (*page.Tab, error) {
 		return nil, err
 	}
 	c.tab, err = client.Current(ctx)
-	c.began = !c.tool.ReadOnly
 	return c.tab, err
 }
 
@@ -76,69 +81,53 @@ func (c *Call) Image(img page.Image) {
 	c.images = append(c.images, &mcp.ImageContent{Data: img.Data, MIMEType: img.MIME})
 }
 
-// Stamp is the time as it stands in names of files that answers link to.
-func (c *Call) Stamp() string { return c.host.stamp() }
-
-// Save writes a file with that name into the session's output directory and
-// returns its path.
-func (c *Call) Save(name string, data []byte) (string, error) {
-	return c.host.save(c.Caller, name, data)
-}
-
-// File resolves a file name the caller gave; SaveAs writes to it.
-func (c *Call) File(name string) (string, error) { return c.host.file(c.Caller, name) }
-
-// SaveAs writes data to a path that File returned.
-func (c *Call) SaveAs(path string, data []byte) error {
-	return c.host.saveAs(c.Caller, path, data)
-}
-
-// ShowSnapshot takes a snapshot of the page into the answer, inline or as a
-// link, as the fleet is configured.
+// ShowSnapshot takes a snapshot of the page that the action has led to into the
+// answer, inline or as a link, as the host is configured. A page that cannot be
+// read now is no failure of the action.
 func (c *Call) ShowSnapshot(ctx context.Context) error {
-	c.header = true
+	c.acted, c.header = true, true
 	if c.tab == nil {
 		return nil
 	}
-	text, err := c.tab.Snapshot(ctx, page.SnapshotOptions{MaxBytes: max(c.host.opts.SnapshotBytes, 0)})
-	if err != nil {
-		// The action is done; a page that cannot be read now (a dialog is
-		// open, it is navigating away) is said by the other sections.
-		if ctx.Err() != nil {
-			return err
-		}
+	text, err := c.tab.Snapshot(ctx, page.SnapshotOptions{MaxBytes: c.host.opts.SnapshotBytes})
+	switch {
+	case err == nil:
+	case fault.Is(err, fault.ModalState):
+		return nil // the Modal state section says it
+	case ctx.Err() != nil, errors.Is(err, cdp.ErrClosed), ended(c.engine):
+		return err
+	default:
+		c.snapshot = "Not taken: " + err.Error()
 		return nil
 	}
 	if c.host.opts.Snapshot == SnapshotInline {
 		c.snapshot = fence(text)
 		return nil
 	}
-	path, err := c.Save("page-"+c.Stamp()+".yml", []byte(text))
+	path, err := c.Save("page", "yml", []byte(text))
 	if err != nil {
-		return err
+		c.snapshot = "Not written: " + err.Error()
+		return nil
 	}
-	c.snapshot = fmt.Sprintf("- [Snapshot](%s)", path)
+	c.LinkSnapshot(path)
 	return nil
 }
 
 // Snapshot takes a snapshot into the answer, always inline.
 func (c *Call) Snapshot(ctx context.Context, o page.SnapshotOptions) error {
-	if o.MaxBytes == 0 {
-		o.MaxBytes = max(c.host.opts.SnapshotBytes, 0)
+	o.MaxBytes = c.host.opts.SnapshotBytes
+	text, err := c.SnapshotText(ctx, o)
+	if err == nil {
+		c.snapshot = fence(text)
 	}
-	text, err := c.tab.Snapshot(ctx, o)
-	if err != nil {
-		return err
-	}
-	c.header = true
-	c.snapshot = fence(text)
-	return nil
+	return err
 }
 
-// SnapshotText takes a snapshot for a file.
+// SnapshotText takes a snapshot of any size, for a file.
 func (c *Call) SnapshotText(ctx context.Context, o page.SnapshotOptions) (string, error) {
-	c.header = true
-	return c.tab.Snapshot(ctx, o)
+	text, err := c.tab.Snapshot(ctx, o)
+	c.header = err == nil
+	return text, err
 }
 
 // LinkSnapshot shows a snapshot that was saved.
@@ -146,32 +135,31 @@ func (c *Call) LinkSnapshot(path string) { c.snapshot = fmt.Sprintf("- [Snapshot
 
 func fence(text string) string { return "```yaml\n" + text + "\n```" }
 
-// sections of the page, made by finish.
+// pageSections are the sections about the browser as it is at the end of a call.
 type pageSections struct{ tabs, page, modal string }
 
 // finish adds the Open tabs, Page and Modal state sections where they are due.
-func (c *Call) finish(ctx context.Context) error {
+// A call that failed shows the dialog that may be why.
+func (c *Call) finish(ctx context.Context, failed bool) error {
 	if c.client == nil {
 		return nil
 	}
-	s, err := c.pageSections(ctx)
+	s, err := c.readSections(ctx)
 	if err != nil {
 		return err
 	}
-	sess := c.host.session(c.Caller.Session)
-	sess.shownMu.Lock()
-	header := s.tabs + "\n" + s.page
-	changed := sess.shown[c.Caller.Client] != header
-	sess.shown[c.Caller.Client] = header
-	sess.shownMu.Unlock()
-	if !c.header && !changed {
+	if failed {
+		c.sections.modal = s.modal
+		return nil
+	}
+	if !c.host.showHeader(c.Caller, s.tabs+"\n"+s.page) && !c.header {
 		s.tabs, s.page = "", ""
 	}
 	c.sections = s
 	return nil
 }
 
-func (c *Call) pageSections(ctx context.Context) (pageSections, error) {
+func (c *Call) readSections(ctx context.Context) (pageSections, error) {
 	var s pageSections
 	tabs, err := c.client.Tabs(ctx)
 	if err != nil {
@@ -191,22 +179,26 @@ func (c *Call) pageSections(ctx context.Context) (pageSections, error) {
 	if err != nil {
 		return s, err
 	}
-	lines := []string{"- Page URL: " + st.URL}
-	if st.Title != "" {
-		lines = append(lines, "- Page Title: "+st.Title)
+	lines := []string{"- Page URL: " + oneLine(st.URL)}
+	if title := oneLine(st.Title); title != "" {
+		lines = append(lines, "- Page Title: "+title)
 	}
 	if st.Crashed {
 		lines = append(lines, "- Page status: crashed")
 	}
 	if st.HTTPStatus != "" {
-		lines = append(lines, "- HTTP status: "+st.HTTPStatus)
+		lines = append(lines, "- HTTP status: "+oneLine(st.HTTPStatus))
 	}
 	if st.ConsoleErrors+st.ConsoleWarnings > 0 {
 		lines = append(lines, fmt.Sprintf("- Console: %d errors, %d warnings", st.ConsoleErrors, st.ConsoleWarnings))
 	}
 	s.page = strings.Join(lines, "\n")
 	if d := st.Dialog; d != nil {
-		s.modal = fmt.Sprintf("- [%q dialog with message %q]: can be handled by browser_handle_dialog", d.Type, d.Message)
+		by := "browser_handle_dialog"
+		if !c.host.has(by) {
+			by = "the person in the live view"
+		}
+		s.modal = fmt.Sprintf("- [\"%s\" dialog with message \"%s\"]: can be handled by %s", d.Type, clip(oneLine(d.Message)), by)
 	}
 	return s, nil
 }
@@ -222,7 +214,7 @@ func TabLines(tabs []page.TabInfo) string {
 		if t.Current {
 			line += "(current) "
 		}
-		line += fmt.Sprintf("[%s](%s)", oneLine(t.Title), t.URL)
+		line += fmt.Sprintf("[%s](%s)", oneLine(t.Title), oneLine(t.URL))
 		if t.Crashed {
 			line += " [crashed]"
 		}
@@ -231,41 +223,40 @@ func TabLines(tabs []page.TabInfo) string {
 	return strings.Join(lines, "\n")
 }
 
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+// maxLine caps what a page can put on one line of an answer: a title, a data:
+// URL, the message of a dialog.
+const maxLine = 2000
+
+// oneLine keeps what a page says from making lines, and so sections, of its own.
+func oneLine(s string) string {
+	return clip(strings.Join(strings.Fields(s), " "))
+}
+
+func clip(s string) string {
+	if len(s) <= maxLine {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxLine], "") + "…"
+}
 
 // interrupted says of a call that lost its browser whether it may have taken
 // effect, which decides whether trying again is safe.
 func (c *Call) interrupted(ctx context.Context, err error) error {
-	if err == nil || !(errors.Is(err, cdp.ErrClosed) || connectionLost(c)) || ctx.Err() != nil {
+	lost := errors.Is(err, cdp.ErrClosed) || c.engine != nil && ended(c.engine)
+	if err == nil || !lost || ctx.Err() != nil || fault.Is(err, fault.EffectUnknown) {
 		return err
 	}
-	if fault.Is(err, fault.EffectUnknown) {
-		return err
+	op := "finish " + c.tool.Name
+	switch {
+	case c.acted:
+		return fault.New(fault.EffectUnknown, op, "do not repeat it; look with browser_snapshot",
+			"it took effect, but the connection to the browser was lost before the page was read: %w", err)
+	case c.began:
+		return fault.New(fault.EffectUnknown, op, "look with browser_snapshot before doing it again",
+			"it may have taken effect: the connection to the browser was lost: %w", err)
 	}
-	if c.tool.ReadOnly || !c.began {
-		return fault.New(fault.BrowserNotControllable, "finish "+c.tool.Name, "call it again: it had no effect, and the Session Browser is started again if it ended",
-			"the connection to the browser was lost: %w", err)
-	}
-	return fault.New(fault.EffectUnknown, "finish "+c.tool.Name, "look with browser_snapshot before doing it again: it may have taken effect",
-		"the connection to the browser was lost: %w", err)
-}
-
-func connectionLost(c *Call) bool {
-	if c.client == nil {
-		return false
-	}
-	s := c.host.session(c.Caller.Session)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.engine == nil {
-		return true
-	}
-	select {
-	case <-s.engine.Done():
-		return true
-	default:
-		return false
-	}
+	return fault.New(fault.BrowserNotControllable, op, "call it again; the Session Browser is started again if it ended",
+		"it had no effect: the connection to the browser was lost: %w", err)
 }
 
 // errorText is an error as models read it: the sentence, then its code and what
@@ -275,10 +266,7 @@ func errorText(err error) string {
 	if errors.As(err, &invalid) {
 		return invalid.Error()
 	}
-	text := err.Error()
-	if !strings.HasPrefix(text, "Error") {
-		text = "Error: " + text
-	}
+	text := "Error: " + err.Error()
 	if code := fault.CodeOf(err); code != fault.Internal {
 		text += "\nCode: " + string(code)
 	}

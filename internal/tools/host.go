@@ -3,13 +3,10 @@ package tools
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"strings"
+	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -17,16 +14,23 @@ import (
 	"abfleet/internal/cdp"
 	"abfleet/internal/fault"
 	"abfleet/internal/page"
-	"abfleet/internal/safefs"
 )
 
 // DefaultSnapshotBytes caps one snapshot in an answer. A page of 1,000
 // elements is about this large, and models read no further with profit.
 const DefaultSnapshotBytes = 45 << 10
 
-// attachTimeout bounds connecting the page engine to a browser that is proven
-// to run.
-const attachTimeout = 20 * time.Second
+const (
+	// attachTimeout bounds connecting the page engine to a browser that is
+	// proven to run.
+	attachTimeout = 20 * time.Second
+	// callTimeout bounds a call of a Tool that names no timeout of its own. The
+	// engine's own limits are all shorter.
+	callTimeout = 2 * time.Minute
+	// maxClients is how many clients of one session are remembered. The one
+	// unused for longest is forgotten, as if it had called browser_close.
+	maxClients = 256
+)
 
 // Tool is one tool of a catalog.
 type Tool struct {
@@ -36,6 +40,8 @@ type Tool struct {
 	// ReadOnly tools change nothing, so that an interrupted call of theirs
 	// took no effect.
 	ReadOnly bool
+	// Timeout bounds a call; 0 is two minutes.
+	Timeout time.Duration
 	// Run does the call. What it returns becomes the Error section.
 	Run func(ctx context.Context, c *Call) error
 }
@@ -45,18 +51,31 @@ type Tool struct {
 type Host struct {
 	opts Options
 
+	saved atomic.Uint64 // files written
+
 	mu       sync.Mutex
 	sessions map[string]*session
+	tools    map[string]bool // names registered
 }
 
 // session is what is kept for one session.
 type session struct {
-	mu     sync.Mutex // held while an engine is looked up or attached
-	key    string     // generation of engine
+	// turn is held while an engine is looked up or attached.
+	turn   chan struct{}
+	key    string // generation of engine
 	engine *page.Browser
+	// doubted says that the session may have another browser by now, although
+	// the connection to the old one has not ended yet.
+	doubted bool
 
-	shownMu sync.Mutex
-	shown   map[string]string // page header last shown, by client
+	mu      sync.Mutex
+	clients map[string]*client
+}
+
+// client is what is kept for one client of a session.
+type client struct {
+	used  time.Time
+	shown string // the page header it was shown last
 }
 
 // NewHost returns a Host for the fleet in o.
@@ -64,8 +83,11 @@ func NewHost(o Options) *Host {
 	if o.Snapshot == "" {
 		o.Snapshot = SnapshotFile
 	}
-	if o.SnapshotBytes == 0 {
+	switch {
+	case o.SnapshotBytes == 0:
 		o.SnapshotBytes = DefaultSnapshotBytes
+	case o.SnapshotBytes < 0:
+		o.SnapshotBytes = 0 // how the engine says no cap
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -79,27 +101,31 @@ func NewHost(o Options) *Host {
 			return c, nil
 		}
 	}
-	return &Host{opts: o, sessions: make(map[string]*session)}
+	return &Host{opts: o, sessions: make(map[string]*session), tools: make(map[string]bool)}
 }
 
 // Close lets go of all browsers; they run on.
 func (h *Host) Close() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, s := range h.sessions {
-		s.mu.Lock()
+	sessions := h.sessions
+	h.sessions = make(map[string]*session)
+	h.mu.Unlock()
+	for _, s := range sessions {
+		s.turn <- struct{}{}
 		if s.engine != nil {
 			s.engine.Close()
 		}
-		s.mu.Unlock()
+		<-s.turn
 	}
-	h.sessions = make(map[string]*session)
 }
 
 // Register adds tools to a server.
 func (h *Host) Register(server *mcp.Server, tools ...Tool) {
 	yes := true
 	for _, t := range tools {
+		h.mu.Lock()
+		h.tools[t.Name] = true
+		h.mu.Unlock()
 		destructive := !t.ReadOnly
 		server.AddTool(&mcp.Tool{
 			Name: t.Name, Description: t.Description, InputSchema: t.Schema,
@@ -110,161 +136,191 @@ func (h *Host) Register(server *mcp.Server, tools ...Tool) {
 	}
 }
 
+func (h *Host) has(tool string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.tools[tool]
+}
+
 // run does one call and puts its answer together, whatever happens in it.
 func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (result *mcp.CallToolResult) {
-	c := &Call{Args: req.Params.Arguments, host: h, tool: t}
+	c := &Call{host: h, tool: t, args: req.Params.Arguments}
 	defer func() {
 		if p := recover(); p != nil {
-			slog.Error("a tool panicked", "tool", t.Name, "panic", p)
-			result = c.result(fault.New(fault.Internal, "run "+t.Name, "report this; the browser is not affected", "%v", p))
+			slog.Error("a tool panicked", "tool", t.Name, "panic", p, "stack", string(debug.Stack()))
+			c.sections = pageSections{}
+			result = c.result(fault.New(fault.Internal, "run "+t.Name, "report this; the browser is not affected", "the tool has a fault of its own"))
 		}
 	}()
+	limit := t.Timeout
+	if limit == 0 {
+		limit = callTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	caller, err := h.opts.Caller(ctx, req)
 	if err == nil {
 		c.Caller = caller
 		err = t.Run(ctx, c)
+		c.acted = c.acted || err == nil && c.began
 	}
-	if err == nil {
-		err = c.finish(ctx)
+	if ferr := c.finish(ctx, err != nil); err == nil {
+		err = ferr
 	}
 	return c.result(c.interrupted(ctx, err))
 }
 
-func (h *Host) session(name string) *session {
+// session returns what is kept for a session, and notes that the client uses it.
+func (h *Host) session(caller Caller) *session {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	s := h.sessions[name]
+	s := h.sessions[caller.Session]
 	if s == nil {
-		s = &session{shown: make(map[string]string)}
-		h.sessions[name] = s
+		s = &session{turn: make(chan struct{}, 1), clients: make(map[string]*client)}
+		h.sessions[caller.Session] = s
 	}
+	h.mu.Unlock()
 	return s
+}
+
+// client returns what is kept for a client, and the key of one that had to make
+// room for it.
+func (s *session) client(key string, now time.Time) (c *client, evicted string, full bool) {
+	if c = s.clients[key]; c == nil {
+		if full = len(s.clients) >= maxClients; full {
+			var oldest *client
+			for k, o := range s.clients {
+				if oldest == nil || o.used.Before(oldest.used) {
+					oldest, evicted = o, k
+				}
+			}
+			delete(s.clients, evicted)
+		}
+		c = &client{shown: freshHeader}
+		s.clients[key] = c
+	}
+	c.used = now
+	return c, evicted, full
+}
+
+// freshHeader is what a new client knows without being told: one blank page.
+const freshHeader = "\n- Page URL: about:blank"
+
+// showHeader reports whether the client was shown another header last, and
+// remembers this one.
+func (h *Host) showHeader(caller Caller, header string) bool {
+	s := h.session(caller)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, _, _ := s.client(caller.Client, h.opts.Now())
+	changed := c.shown != header
+	c.shown = header
+	return changed
+}
+
+// lock takes the session's turn, unless ctx ends first.
+func (s *session) lock(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fault.Wrap(context.Cause(ctx), fault.Canceled, "connect to Session Browser", "")
+	}
 }
 
 // engine returns the page engine of the caller's Session Browser: the one at
 // hand while its connection lives, else a new one on whatever generation the
 // fleet proves to be running.
 func (h *Host) engine(ctx context.Context, caller Caller) (*page.Browser, error) {
-	s := h.session(caller.Session)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.engine != nil {
-		select {
-		case <-s.engine.Done():
-			s.engine.Close()
-			s.engine = nil
-		default:
-			return s.engine, nil
+	s := h.session(caller)
+	if err := s.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-s.turn }()
+	if s.engine != nil && ended(s.engine) {
+		s.engine.Close()
+		s.engine = nil
+	}
+	if s.engine == nil || s.doubted {
+		if err := s.attach(ctx, h.opts.Fleet, caller.Session); err != nil {
+			return nil, err
 		}
 	}
-	browser, err := h.opts.Fleet.Browser(ctx, caller.Session)
+	s.mu.Lock()
+	_, evicted, full := s.client(caller.Client, h.opts.Now())
+	s.mu.Unlock()
+	if full {
+		s.engine.Client(evicted).Forget()
+	}
+	return s.engine, nil
+}
+
+func ended(engine *page.Browser) bool {
+	select {
+	case <-engine.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// attach connects to the browser that the fleet says the session has. The
+// caller has the turn.
+func (s *session) attach(ctx context.Context, fleet Fleet, name string) error {
+	browser, err := fleet.Browser(ctx, name)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	if s.engine != nil {
+		if s.key == browser.Key() && !ended(s.engine) {
+			s.doubted = false
+			return nil
+		}
+		s.engine.Close()
+		s.engine = nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	conn, err := browser.OpenCDP(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	engine, err := page.Attach(ctx, cdp.New(conn), page.Options{KeepPage: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if s.key != browser.Key() {
-		s.shownMu.Lock()
-		clear(s.shown)
-		s.shownMu.Unlock()
+		s.mu.Lock()
+		clear(s.clients)
+		s.mu.Unlock()
 	}
-	s.key, s.engine = browser.Key(), engine
-	return engine, nil
+	s.key, s.engine, s.doubted = browser.Key(), engine, false
+	return nil
 }
 
-// Forget drops the caller's tool state: its current tab and what it was shown.
-func (h *Host) Forget(caller Caller) {
-	s := h.session(caller.Session)
-	s.shownMu.Lock()
-	delete(s.shown, caller.Client)
-	s.shownMu.Unlock()
+// forget drops the caller's tool state: its current tab and what it was shown.
+func (h *Host) forget(ctx context.Context, caller Caller) error {
+	s := h.session(caller)
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	delete(s.clients, caller.Client)
+	s.mu.Unlock()
+	if err := s.lock(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.turn }()
 	if s.engine != nil {
 		s.engine.Client(caller.Client).Forget()
 	}
+	return nil
 }
 
-// Fleet is the fleet the Host serves.
-func (h *Host) Fleet() Fleet { return h.opts.Fleet }
-
-// save writes a file into the session's output directory and returns its path.
-func (h *Host) save(caller Caller, name string, data []byte) (string, error) {
-	dir := h.opts.OutputDir(caller.Session)
-	if err := safefs.EnsureDir(filepath.Dir(dir)); err != nil {
-		return "", err
-	}
-	if err := safefs.EnsureDir(dir); err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, name)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		// Two files in one millisecond.
-		ext := filepath.Ext(name)
-		return h.save(caller, strings.TrimSuffix(name, ext)+"-2"+ext, data)
-	}
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Close()); err != nil {
-		os.Remove(path)
-		return "", err
-	}
-	return path, nil
-}
-
-// stamp is the time as it stands in file names: ISO 8601 without what some file
-// systems refuse.
-func (h *Host) stamp() string {
-	t := h.opts.Now().UTC().Format("2006-01-02T15:04:05.000Z")
-	return strings.NewReplacer(":", "-", ".", "-").Replace(t)
-}
-
-// file resolves a file name given by a caller: a relative path below the
-// session's output directory, and nothing else.
-func (h *Host) file(caller Caller, name string) (string, error) {
-	dir := h.opts.OutputDir(caller.Session)
-	path := name
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
-	}
-	path = filepath.Clean(path)
-	if rel, err := filepath.Rel(dir, path); err != nil || rel == "." || !filepath.IsLocal(rel) {
-		return "", fault.New(fault.FileAccessDenied, "write file", "give a relative file name", "%s is outside the allowed root %s", name, dir)
-	}
-	return path, nil
-}
-
-// saveAs writes to a path that file returned.
-func (h *Host) saveAs(caller Caller, path string, data []byte) error {
-	dir := h.opts.OutputDir(caller.Session)
-	if err := safefs.EnsureDir(filepath.Dir(dir)); err != nil {
+// doubt has the next call ask the fleet which browser the session has, even
+// while the connection to the one it had is still open.
+func (h *Host) doubt(ctx context.Context, caller Caller) error {
+	s := h.session(caller)
+	if err := s.lock(ctx); err != nil {
 		return err
 	}
-	if err := safefs.EnsureDir(dir); err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	rel, err := filepath.Rel(dir, path)
-	if err != nil {
-		return err
-	}
-	if err := root.MkdirAll(filepath.Dir(rel), 0o700); err != nil {
-		return fmt.Errorf("output directory: %w", err)
-	}
-	return root.WriteFile(rel, data, 0o600)
+	s.doubted = true
+	<-s.turn
+	return nil
 }

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"abfleet/internal/tools"
 )
@@ -22,6 +23,7 @@ func Tools() []tools.Tool {
 			Name: "agent_browser_use_identity", Title: "Use Identity",
 			Description: "Select the Identity for this session and start its Session Browser, which is kept until it is stopped or released. Calling it again with the same Identity changes nothing. The person can see and use the same browser (Shared Control).",
 			Schema:      json.RawMessage(`{"type":"object","properties":{"identity_id":{"type":"string","description":"id or exact name from agent_browser_identities"}},"required":["identity_id"],"$schema":"https://json-schema.org/draft/2020-12/schema","additionalProperties":false}`),
+			Timeout:     3 * time.Minute, // a clone, a display and a browser are started
 			Run:         useIdentity,
 		},
 	}
@@ -58,6 +60,10 @@ func useIdentity(ctx context.Context, c *tools.Call) error {
 	}
 	bound, err := c.Fleet().UseIdentity(ctx, c.Caller.Session, args.Identity)
 	if err != nil {
+		return err
+	}
+	// It may be another browser now than the one this session had.
+	if err := c.Rebound(ctx); err != nil {
 		return err
 	}
 	return answer(c, struct {

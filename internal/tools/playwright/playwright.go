@@ -73,17 +73,29 @@ func Tools() []tools.Tool {
 
 // quote is a JavaScript string literal in single quotes.
 func quote(s string) string {
-	text, err := json.Marshal(s)
-	if err != nil {
-		return "''"
+	var b strings.Builder
+	b.WriteByte('\'')
+	for _, r := range s {
+		switch r {
+		case '\'', '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case '\n':
+			b.WriteString("\\n")
+		case '\r':
+			b.WriteString("\\r")
+		case '\t':
+			b.WriteString("\\t")
+		default:
+			if r < ' ' || r == '\u2028' || r == '\u2029' || r == 0x7f {
+				fmt.Fprintf(&b, "\\u%04x", r)
+			} else {
+				b.WriteRune(r)
+			}
+		}
 	}
-	inner := string(text[1 : len(text)-1])
-	inner = strings.ReplaceAll(inner, `\"`, `"`)
-	inner = strings.ReplaceAll(inner, `'`, `\'`)
-	for from, to := range map[string]string{`\u003c`: "<", `\u003e`: ">", `\u0026`: "&"} {
-		inner = strings.ReplaceAll(inner, from, to)
-	}
-	return "'" + inner + "'"
+	b.WriteByte('\'')
+	return b.String()
 }
 
 func navigate(ctx context.Context, c *tools.Call) error {
@@ -135,28 +147,34 @@ func snapshot(ctx context.Context, c *tools.Call) error {
 		}
 		o.Depth = &depth
 	}
-	file := ""
-	if args.Filename != "" {
-		var err error
-		if file, err = c.File(args.Filename); err != nil {
-			return err
-		}
+	file, err := given(c, args.Filename)
+	if err != nil {
+		return err
 	}
 	if _, err := c.Tab(ctx); err != nil {
 		return err
 	}
-	if file == "" {
+	if file == nil {
 		return c.Snapshot(ctx, o)
 	}
 	text, err := c.SnapshotText(ctx, o)
 	if err != nil {
 		return err
 	}
-	if err := c.SaveAs(file, []byte(text)); err != nil {
+	if err := c.SaveAs(*file, []byte(text)); err != nil {
 		return err
 	}
-	c.LinkSnapshot(file)
+	c.LinkSnapshot(file.Path)
 	return nil
+}
+
+// given is the file that a caller named, nil when it named none.
+func given(c *tools.Call, name string) (*tools.File, error) {
+	if name == "" {
+		return nil, nil
+	}
+	f, err := c.File(name)
+	return &f, err
 }
 
 func click(ctx context.Context, c *tools.Call) error {
@@ -257,12 +275,9 @@ func evaluate(ctx context.Context, c *tools.Call) error {
 	if err := c.Decode(&args); err != nil {
 		return err
 	}
-	file := ""
-	if args.Filename != "" {
-		var err error
-		if file, err = c.File(args.Filename); err != nil {
-			return err
-		}
+	file, err := given(c, args.Filename)
+	if err != nil {
+		return err
 	}
 	tab, err := c.Tab(ctx)
 	if err != nil {
@@ -272,11 +287,18 @@ func evaluate(ctx context.Context, c *tools.Call) error {
 	if err != nil {
 		return err
 	}
-	if file != "" {
-		if err := c.SaveAs(file, []byte(value)); err != nil {
+	switch {
+	case file != nil:
+		if err := c.SaveAs(*file, []byte(value)); err != nil {
 			return err
 		}
-		value = fmt.Sprintf("- [Evaluation result](%s)", file)
+		value = fmt.Sprintf("- [Evaluation result](%s)", file.Path)
+	case len(value) > maxResult:
+		path, err := c.Save("result", "json", []byte(value))
+		if err != nil {
+			return err
+		}
+		value = fmt.Sprintf("%s…\n- [The whole evaluation result, %d bytes](%s)", strings.ToValidUTF8(value[:shownResult], ""), len(value), path)
 	}
 	c.Result(value)
 	on := "page"
@@ -286,6 +308,13 @@ func evaluate(ctx context.Context, c *tools.Call) error {
 	c.Code("await %s.evaluate(%s);", on, quote(function(args.Function)))
 	return nil
 }
+
+// A result of more than maxResult bytes goes to a file, and its first shownResult
+// bytes into the answer.
+const (
+	maxResult   = 128 << 10
+	shownResult = 4 << 10
+)
 
 // function shows an expression as the function it is evaluated as.
 func function(text string) string {
@@ -319,12 +348,9 @@ func screenshot(ctx context.Context, c *tools.Call) error {
 			kind = "jpeg"
 		}
 	}
-	file := ""
-	if args.Filename != "" {
-		var err error
-		if file, err = c.File(args.Filename); err != nil {
-			return err
-		}
+	file, err := given(c, args.Filename)
+	if err != nil {
+		return err
 	}
 	tab, err := c.Tab(ctx)
 	if err != nil {
@@ -335,44 +361,40 @@ func screenshot(ctx context.Context, c *tools.Call) error {
 		return err
 	}
 	what, on := "viewport", "page"
-	prefix := "page-"
+	prefix := "page"
 	switch {
 	case args.Target != "":
-		what, on, prefix = args.Element, "page."+img.Located.Code, "element-"
+		what, on, prefix = args.Element, "page."+img.Located.Code, "element"
 		if what == "" {
 			what = "element"
 		}
 	case args.FullPage:
 		what = "full page"
 	}
-	given := file != ""
-	if given {
-		err = c.SaveAs(file, img.Data)
+	path := ""
+	if file != nil {
+		path, err = file.Path, c.SaveAs(*file, img.Data)
 	} else {
-		file, err = c.Save(prefix+c.Stamp()+"."+kind, img.Data)
+		path, err = c.Save(prefix, kind, img.Data)
 	}
 	if err != nil {
 		return err
 	}
-	c.Result(fmt.Sprintf("- [Screenshot of %s](%s)", what, file))
+	c.Result(fmt.Sprintf("- [Screenshot of %s](%s)", what, path))
 	if img.Cut {
 		c.Result("The page is longer than what one picture can hold; its end is missing.")
 	}
-	c.Code("// Screenshot %s and save it as %s", what, file)
+	c.Code("// Screenshot %s and save it as %s", what, path)
 	c.Code("await %s.screenshot({", on)
 	if args.FullPage {
 		c.Code("  fullPage: true,")
 	}
-	c.Code("  path: %s,", quote(file))
+	c.Code("  path: %s,", quote(path))
 	if kind == "jpeg" {
 		c.Code("  quality: 90,")
 	}
-	scale := args.Scale
-	if scale == "" {
-		scale = "css"
-	}
-	c.Code("  scale: %s,\n  type: %s\n});", quote(scale), quote(kind))
-	if given {
+	c.Code("  scale: %s,\n  type: %s\n});", quote(args.Scale), quote(kind))
+	if file != nil {
 		return nil
 	}
 	fitted, err := page.FitImage(img)
@@ -479,8 +501,10 @@ func waitFor(ctx context.Context, c *tools.Call) error {
 	return c.ShowSnapshot(ctx)
 }
 
-func closeBrowser(_ context.Context, c *tools.Call) error {
-	c.Forget()
+func closeBrowser(ctx context.Context, c *tools.Call) error {
+	if err := c.Forget(ctx); err != nil {
+		return err
+	}
 	c.Result("Tool state of this client is dropped. The Session Browser and its tabs stay open.")
 	return nil
 }
