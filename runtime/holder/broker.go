@@ -24,7 +24,8 @@ type broker struct {
 	// onClose is called when a client asks for the clean stop.
 	onClose func(reason string)
 	status  func() holderStatus
-	// page is closed when the browser has first told the holder of a page.
+	// page is closed when the browser has first told the holder of a page, or
+	// has had the time to. Closing it needs mu.
 	page chan struct{}
 	trim trimmer
 
@@ -195,11 +196,7 @@ func (b *broker) event(f frame, m message, tooLong bool) {
 	case "Target.targetCreated", "Target.targetInfoChanged":
 		// Only the holder's own discovery has no session.
 		if m.session == "" && bytes.Contains(f.bytes(maxOwnAnswer), []byte(`"type":"page"`)) {
-			select {
-			case <-b.page:
-			default:
-				close(b.page)
-			}
+			b.lookNoFurther()
 		}
 	case "Target.detachedFromTarget":
 		if m.inner == "" {
@@ -227,6 +224,15 @@ func (b *broker) event(f frame, m message, tooLong bool) {
 		c.deliver(f.splice(edit{m.sessionStart, m.sessionEnd, ""}))
 	} else {
 		c.deliver(f.splice())
+	}
+}
+
+// lookNoFurther ends the wait for the first page. The caller holds mu.
+func (b *broker) lookNoFurther() {
+	select {
+	case <-b.page:
+	default:
+		close(b.page)
 	}
 }
 

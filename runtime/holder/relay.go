@@ -30,7 +30,8 @@ const (
 
 // relay sends lines to journald's native socket under the role's labels.
 type relay struct {
-	prefix []byte // the fields that every datagram has
+	prefix []byte   // the fields that every datagram has
+	mute   [][]byte // lines that contain one of these are expected and not passed on
 
 	mu       sync.Mutex // guards the fields that follow
 	sock     int        // -1: there is no journal
@@ -46,6 +47,11 @@ type relay struct {
 // newRelay makes a relay for the role. Without a journal it drops everything.
 func newRelay(spec *Spec) *relay {
 	r := &relay{sock: -1, tokens: lineBurst, refilled: time.Now()}
+	if spec.Holder != nil {
+		for _, text := range spec.Holder.Mute {
+			r.mute = append(r.mute, []byte(text))
+		}
+	}
 	var b bytes.Buffer
 	writeField(&b, "SYSLOG_IDENTIFIER", "abfleet-"+spec.Role)
 	for k, v := range spec.Labels {
@@ -218,6 +224,11 @@ func (r *relay) copy(in io.Reader) {
 }
 
 func (r *relay) output(line []byte) {
+	for _, m := range r.mute {
+		if bytes.Contains(line, m) {
+			return
+		}
+	}
 	line = bytes.TrimRight(line, "\r")
 	if len(line) > 0 {
 		r.line(severity(line), string(line))

@@ -59,8 +59,10 @@ func TestHolderWithAnotherProgram(t *testing.T) {
 	j := s.journal(t)
 	s.spec.Labels = map[string]string{"ABF_INSTANCE": "abcdefghij", "ABF_SESSION": "s 1", "MESSAGE": "x", "_PID": "1", "ABF_x": "x"}
 	s.spec.Holder.CloseTimeout = 50 * time.Millisecond
+	s.spec.Holder.Mute = []string{"dbus/bus.cc"}
 	s.spec.Args = []string{"/bin/sh", "-c", `
 		cat /proc/$$/environ >"$1/environ"; cat /proc/self/status >"$1/status"
+		echo "[1:2:1201/000000.1:ERROR:dbus/bus.cc(1)] no bus"
 		echo "[1:2:1201/000000.1:ERROR:x.cc(1)] bad"
 		printf 'no newline' >&2
 		exec cat <&3`, "sh", s.path("run")}

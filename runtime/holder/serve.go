@@ -300,6 +300,10 @@ func (s *server) awaitPage(ctx context.Context) error {
 	case <-s.broker.page:
 	case <-ctx.Done():
 		s.relay.say(4, "the browser shows no page")
+		// The next client must not wait as long again.
+		s.broker.mu.Lock()
+		s.broker.lookNoFurther()
+		s.broker.mu.Unlock()
 	}
 	if !asked {
 		// Nobody waits for this answer, and nothing hangs on it.

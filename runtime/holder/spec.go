@@ -58,6 +58,9 @@ type HolderSpec struct {
 	PeerCgroup string
 	// ExitFile is where the holder leaves its Exit.
 	ExitFile string
+	// Mute lists texts whose lines of the browser's output are not relayed:
+	// complaints about what it was denied on purpose.
+	Mute []string `json:",omitempty"`
 	// CloseTimeout is how long Browser.close may take before the pair is
 	// closed; 0 means DefaultCloseTimeout.
 	CloseTimeout time.Duration

@@ -90,6 +90,10 @@ func (c Chromium) Env() []string {
 	}
 }
 
+// ChromiumNoise marks the lines in which Chromium complains, some thirty times
+// at each start, that there is no bus: see Env.
+var ChromiumNoise = []string{"ERROR:dbus/bus.cc", "ERROR:dbus/object_proxy.cc"}
+
 // CheckUserNamespaces starts helper in a new user namespace. Chromium's
 // sandbox needs one; where the kernel or a sandbox around the service denies
 // it, starting is refused rather than the sandbox given up.

@@ -310,7 +310,7 @@ func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	}
 	spec := &browser.spec
 	spec.Args, spec.Env, spec.Dir, spec.LockFile, spec.NoFile = c.Args(), c.Env(), home(), s.req.Profile+".lock", browserNoFile
-	spec.Holder = &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit()}
+	spec.Holder = &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit(), Mute: role.ChromiumNoise}
 	if err := s.release(ctx, browser); err != nil {
 		return err
 	}
