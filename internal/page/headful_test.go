@@ -81,6 +81,18 @@ func TestBackgroundTab(t *testing.T) {
 	if err != nil || strings.Join(strings.Fields(v), "") != `["pressed","abc"]` {
 		t.Fatalf("effects in the background: %s, %v", v, err)
 	}
+	// A tab that was opened in the background has never painted at all.
+	if err := b.conn.Root().Call(ctx, "Target.createTarget", map[string]any{"url": url + "/work", "background": true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return len(b.list()) == 4 })
+	behind := b.list()[3]
+	if _, err := behind.Click(ctx, "button", ClickOptions{}); err != nil {
+		t.Error(err)
+	}
+	if v, _, err := behind.Evaluate(ctx, "document.querySelector('button').textContent", ""); err != nil || v != `"pressed"` {
+		t.Errorf("a click into a tab that never painted: %s, %v", v, err)
+	}
 	if got := visible(front); got != "visible" {
 		t.Errorf("the tab that the person looks at is %s", got)
 	}

@@ -83,6 +83,16 @@ func TestLoginSurvives(t *testing.T) {
 	w := newWorld(t)
 	stops := map[string]func(e evidence) error{
 		"our own stop": func(e evidence) error { _, err := w.Stop(t.Context(), e.encode(), "test"); return err },
+		"our own stop of a stopped browser": func(e evidence) error {
+			if err := errors.Join(syscall.Kill(e.Chromium.Browser.PID, syscall.SIGSTOP), syscall.Kill(e.Chromium.Leader.PID, syscall.SIGSTOP)); err != nil {
+				return err
+			}
+			report, err := w.Stop(t.Context(), e.encode(), "test")
+			if err == nil && !report.Clean {
+				err = errors.New(report.Detail)
+			}
+			return err
+		},
 		"systemctl stop of the slice": func(e evidence) error {
 			return exec.Command("systemctl", "--user", "stop", w.slice(e.Instance)).Run()
 		},

@@ -54,6 +54,11 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (c
 	if err == nil {
 		defer live.Close()
 		wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+		// Somebody may have stopped either process, and a stopped one closes
+		// nothing. To a running one this signal means nothing.
+		if werr := errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(live.SignalBrowser(wctx, syscall.SIGCONT))); werr != nil {
+			r.log.Warn("cannot wake browser before its stop", "err", werr)
+		}
 		if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
 			// The socket may be gone while the holder lives; the signal
 			// asks for the same.
@@ -80,6 +85,13 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (c
 	default:
 		return false, "the browser left no exit record", err
 	}
+}
+
+func ignoreEnded(err error) error {
+	if proof.Ended(err) {
+		return nil
+	}
+	return err
 }
 
 // stopOrphan waits for the rest of a scope whose leader is gone.
