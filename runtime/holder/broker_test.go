@@ -366,6 +366,50 @@ func TestBrokerEndsWithTheBrowser(t *testing.T) {
 	}
 }
 
+// TestFirstPageIsAwaited: the first client waits for a page, or for as long as
+// a start may take; whoever comes later does not wait again.
+func TestFirstPageIsAwaited(t *testing.T) {
+	for _, page := range []bool{true, false} {
+		f := newFakeBrowser(t)
+		s := &server{spec: &Spec{}, broker: f.broker, relay: newRelay(&Spec{})}
+		defer func(old time.Duration) { pageTimeout = old }(pageTimeout)
+		pageTimeout = testTimeout
+		if !page {
+			pageTimeout = time.Millisecond
+		}
+		first := make(chan error, 1)
+		go func() { first <- s.awaitPage(t.Context()) }()
+		id, text := f.got()
+		if !strings.Contains(text, `"Target.setDiscoverTargets","params":{"discover":true}`) {
+			t.Fatalf("the browser got %s", text)
+		}
+		f.raw(`{"method":"Target.targetCreated","params":{"targetInfo":{"targetId":"X","type":"tab"}}}` + "\x00")
+		f.raw(fmt.Sprintf(`{"id":%d,"result":{}}`, id) + "\x00")
+		if page {
+			// Another client's view of a page is none of the holder's.
+			f.raw(`{"method":"Target.targetCreated","params":{"targetInfo":{"type":"page"}},"sessionId":"A"}` + "\x00")
+			select {
+			case err := <-first:
+				t.Fatalf("it did not wait: %v", err)
+			default:
+			}
+			f.raw(`{"method":"Target.targetCreated","params":{"targetInfo":{"targetId":"Y","type":"page"}}}` + "\x00")
+		}
+		if err := <-first; err != nil {
+			t.Fatal(err)
+		}
+		pageTimeout = testTimeout
+		if id, text = f.got(); !strings.Contains(text, `"discover":false`) {
+			t.Errorf("the browser got %s", text)
+		}
+		f.raw(fmt.Sprintf(`{"id":%d,"result":{}}`, id) + "\x00")
+		start := time.Now()
+		if err := s.awaitPage(t.Context()); err != nil || time.Since(start) > testTimeout/2 {
+			t.Errorf("the second waited %v, %v", time.Since(start), err)
+		}
+	}
+}
+
 // handshake runs one greeting against a server in this process.
 func handshake(t *testing.T, h *HolderSpec, greeting string) string {
 	t.Helper()

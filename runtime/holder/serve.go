@@ -23,12 +23,13 @@ const (
 	// attachTimeout is how long a client waits for a browser that does not
 	// answer CDP yet. Clients have deadlines of their own, and shorter ones.
 	attachTimeout = 2 * time.Minute
-	// pageTimeout is how long a starting browser may take to show a page
-	// before clients are let in without one.
-	pageTimeout = 15 * time.Second
 	// maxPeers bounds the connections, in and after the handshake.
 	maxPeers = 64
 )
+
+// pageTimeout is how long a starting browser may take to show a page before
+// clients are let in without one. It is a variable so that tests can shrink it.
+var pageTimeout = 15 * time.Second
 
 // server accepts clients for the broker.
 type server struct {

@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -127,8 +128,15 @@ func (r *Runtime) Close() { r.units.Close() }
 // Ping asks the manager for a sign of life; the service's watchdog uses it.
 func (r *Runtime) Ping(ctx context.Context) error { return r.units.Ping(ctx) }
 
-// CreateProfile makes an empty Profile for a login.
-func (r *Runtime) CreateProfile(_ context.Context, dir string) error { return profile.Create(dir) }
+// CreateProfile makes an empty Profile for a login, or checks the one that is
+// there from the last.
+func (r *Runtime) CreateProfile(_ context.Context, dir string) error {
+	err := profile.Create(dir)
+	if errors.Is(err, fs.ErrExist) {
+		return safefs.CheckPrivate(dir)
+	}
+	return err
+}
 
 // RemoveTree deletes a Profile or a Template Snapshot.
 func (r *Runtime) RemoveTree(ctx context.Context, dir string) error { return profile.Remove(ctx, dir) }

@@ -7,13 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"abfleet/internal/cdp"
 	"abfleet/internal/config"
 	"abfleet/internal/fleet"
+	"abfleet/internal/fleet/fleettest"
 	"abfleet/tests/rig"
 )
 
@@ -65,9 +65,12 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	inside(t)
-	home := filepath.Join(os.Getenv("HOME"), strings.ToLower(t.Name()))
+	home, err := os.MkdirTemp(os.Getenv("HOME"), "s")
+	if err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(t.TempDir(), "config.toml")
-	err := os.WriteFile(file, []byte("home = \""+home+"\"\ntmp_dir=\""+os.Getenv("HOME")+"/t\"\n[programs]\nrole_helper = \""+rig.BinDir+"/abfleet-role\"\n"), 0o600)
+	err = os.WriteFile(file, []byte("home = \""+home+"\"\ntmp_dir=\""+os.Getenv("HOME")+"/t\"\n[programs]\nrole_helper = \""+rig.BinDir+"/abfleet-role\"\n"), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,4 +137,14 @@ func TestStartStop(t *testing.T) {
 	if obs, err := w.Observe(t.Context(), ev); err != nil || obs.State != fleet.Stopped {
 		t.Fatalf("observe after stop: %+v %v", obs, err)
 	}
+}
+
+// TestContract protects the use cases, whose own tests run on a fake: both the
+// fake and real Stacks keep the same promises.
+func TestContract(t *testing.T) {
+	inside(t)
+	fleettest.Contract(t, func(t *testing.T) (fleet.Runtime, string) {
+		w := newWorld(t)
+		return w.Runtime, w.cfg.Home
+	})
 }
