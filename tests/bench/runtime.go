@@ -5,26 +5,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
-	"golang.org/x/sys/unix"
 
-	"abfleet/internal/cdp"
 	"abfleet/internal/config"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/holder"
 	"abfleet/runtime/profile"
-	"abfleet/runtime/role"
 	"abfleet/runtime/stack"
 	"abfleet/runtime/unit"
 )
@@ -205,68 +201,21 @@ func benchStack(b *bencher) error {
 // byHand starts a display and then a browser with the fleet's own flags, waits
 // for the first page, and closes both.
 func byHand(ctx context.Context, cfg *config.Config, dir string) (float64, error) {
-	tmp, err := os.MkdirTemp(os.Getenv("HOME"), "h")
+	d, err := newDisplay(cfg, 700)
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(tmp)
-	d := role.Display{Program: cfg.Xvnc, Number: 700, Width: cfg.ScreenWidth, Height: cfg.ScreenHeight, Name: "hand",
-		Authority: tmp + "/xauth", PasswordFile: tmp + "/pw", RFBSocket: tmp + "/rfb", Home: tmp}
-	err = errors.Join(os.WriteFile(d.Authority, role.Authority(d.Number, role.NewCookie()), 0o600), os.WriteFile(d.PasswordFile, role.VNCPasswordFile(role.NewVNCPassword()), 0o600))
+	defer d.close()
+	t := time.Now()
+	if err := d.start(ctx); err != nil {
+		return 0, err
+	}
+	browser, err := d.browser(ctx, dir)
 	if err != nil {
 		return 0, err
 	}
-	start := time.Now()
-	x := &exec.Cmd{Path: d.Program, Args: d.Args(), Env: d.Env()}
-	if err := x.Start(); err != nil {
-		return 0, err
-	}
-	defer x.Wait()
-	defer x.Process.Signal(syscall.SIGTERM)
-	for role.RFBReady(ctx, d.RFBSocket) != nil {
-		time.Sleep(time.Millisecond)
-	}
-	c := role.Chromium{Program: cfg.Chromium, Profile: dir, Display: d.Number, Authority: d.Authority, Width: cfg.ScreenWidth, Height: cfg.ScreenHeight,
-		Home: os.Getenv("HOME"), TempDir: tmp, Stealth: cfg.Stealth, Restore: true}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	theirs, ours := os.NewFile(uintptr(fds[0]), "cdp"), os.NewFile(uintptr(fds[1]), "cdp")
-	browser := &exec.Cmd{Path: c.Program, Args: c.Args(), Env: c.Env(), ExtraFiles: []*os.File{theirs, theirs}, Stdout: io.Discard}
-	if err := browser.Start(); err != nil {
-		return 0, err
-	}
-	theirs.Close()
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		return 0, err
-	}
-	ours.Close()
-	client := cdp.New(conn)
-	defer client.Close()
-	events := client.Subscribe(cdp.Filter{Session: client.Root(), Methods: []string{"Target.targetCreated", "Target.targetInfoChanged"}})
-	if err := client.Root().Call(ctx, "Target.setDiscoverTargets", map[string]any{"discover": true}, nil); err != nil {
-		return 0, err
-	}
-	for {
-		ev, err := events.Next(ctx)
-		if err != nil {
-			return 0, err
-		}
-		var target struct{ TargetInfo struct{ Type string } }
-		if err := json.Unmarshal(ev.Params, &target); err != nil {
-			return 0, err
-		}
-		if target.TargetInfo.Type == "page" {
-			break
-		}
-	}
-	took := since(start)
-	if err := client.Root().Call(ctx, "Browser.close", nil, nil); err != nil {
-		return 0, err
-	}
-	return took, browser.Wait()
+	took := since(t)
+	return took, browser.close(ctx)
 }
 
 // memory is the proportional set size of a process in MB.
@@ -276,7 +225,7 @@ func memory(pid int) (float64, error) {
 		return 0, err
 	}
 	var kb float64
-	for line := range lines(string(text)) {
+	for line := range strings.SplitSeq(string(text), "\n") {
 		if n, _ := fmt.Sscanf(line, "Pss: %f kB", &kb); n == 1 {
 			return kb / 1024, nil
 		}

@@ -266,6 +266,9 @@ func TestRefusals(t *testing.T) {
 	if len(w.browserPIDs()) != 0 {
 		t.Error("a refusal left a browser running")
 	}
+	// Logging in again uses the same profile, and a save replaces the last one.
+	w.must("identity", "login", "work")
+	w.must("identity", "save", "work")
 	// A second service on the same state.
 	out, err := w.Sh(t.Context(), `abfleetd --listen-control /tmp/second.sock --listen-web 127.0.0.1:0 2>&1`)
 	if err == nil || !strings.Contains(out, string(fault.StateInUse)) {

@@ -364,7 +364,7 @@ func screenshot(ctx context.Context, c *tools.Call) error {
 	prefix := "page"
 	switch {
 	case args.Target != "":
-		what, on, prefix = args.Element, "page."+img.Located.Code, "element"
+		what, on, prefix = strings.Join(strings.Fields(args.Element), " "), "page."+img.Located.Code, "element"
 		if what == "" {
 			what = "element"
 		}
