@@ -246,6 +246,45 @@ func runCrash(t *testing.T, c crashCase, n int, first string) (died bool, point 
 	return died, point
 }
 
+// TestSwitchDirection protects what a user gets from a switch that the service
+// died in: the old Identity until its browser is gone, the new one from then
+// on, and a stop by the user counts also across that.
+func TestSwitchDirection(t *testing.T) {
+	for _, c := range []struct {
+		point   string
+		stopped bool
+		bound   string
+		wanted  fleet.Wanted
+	}{
+		{"before record of display", false, "a", fleet.WantedRunning},
+		{"before record of display", true, "a", fleet.WantedStopped},
+		{"after start", false, "a", fleet.WantedRunning},
+		{"before stop", false, "a", fleet.WantedRunning},
+		{"after stop", false, "b", fleet.WantedRunning},
+	} {
+		h := newTestHost(t)
+		s := h.start()
+		s.saved("a")
+		s.saved("b")
+		s.use("s", "a")
+		if c.stopped {
+			s.must(ignore(s.StopSession(t.Context(), user, "s")))
+		}
+		s.armAt(c.point)
+		if _, err := s.UseIdentity(t.Context(), agent, "s", "b"); err == nil {
+			t.Fatalf("%s: not reached", c.point)
+		}
+		s.end()
+		s = h.start()
+		s.must(s.Reconcile(t.Context()))
+		v, err := s.Session(t.Context(), "s")
+		if err != nil || v.IdentityName != c.bound || v.Wanted != c.wanted {
+			t.Errorf("%s, stopped %v: bound to %q, wanted %s: %v", c.point, c.stopped, v.IdentityName, v.Wanted, err)
+		}
+		s.end()
+	}
+}
+
 // TestReconcileUnverified protects users from what a new run cannot prove: it
 // is cleaned up or quarantined, and never handed out; a quarantine ends when
 // looking works again.

@@ -90,6 +90,7 @@ type service struct {
 	mu sync.Mutex // guards the fields that follow
 	// steps counts fault points; at the crash-th the service is dead.
 	steps, crash int
+	crashAt      string
 	dead         bool
 	points       []string
 	// seen are the Stacks that this run has proof of.
@@ -122,6 +123,13 @@ func (s *service) arm(n int) {
 	s.steps, s.crash, s.points = 0, n, nil
 }
 
+// armAt makes the service die at the next fault point of that name.
+func (s *service) armAt(point string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.crashAt = point
+}
+
 var errDead = errors.New("the service is dead")
 
 func (s *service) step(point string) error {
@@ -132,7 +140,7 @@ func (s *service) step(point string) error {
 	}
 	s.steps++
 	s.points = append(s.points, point)
-	if s.crash > 0 && s.steps == s.crash {
+	if s.crash > 0 && s.steps == s.crash || s.crashAt == point {
 		s.dead = true
 		return errDead
 	}

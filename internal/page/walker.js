@@ -1410,7 +1410,7 @@
 
     /** Whether the element, but none of its children, has the text. */
     hasOwnText(el, match) {
-      if (UNSPOKEN.has(tag(el)) || !match(this.text(el))) return false;
+      if (UNSPOKEN.has(tag(el)) || !match(this.text(el)) || closest(el, "head") !== null) return false;
       for (let c = firstChild(el); c; c = nextSibling(c)) {
         if (nodeType(c) === 1 && !UNSPOKEN.has(tag(c)) && match(this.text(c))) return false;
       }
@@ -1532,7 +1532,7 @@
   const stepOwnRun = (value) => {
     const want = collapse(value);
     return filterBelow((q, el) => {
-      if (UNSPOKEN.has(tag(el))) return false;
+      if (UNSPOKEN.has(tag(el)) || closest(el, "head") !== null) return false;
       if (tag(el) === "INPUT") return q.text(el) === want && want !== "";
       let run = "";
       for (let c = firstChild(el); c; c = nextSibling(c)) {

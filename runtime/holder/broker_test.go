@@ -372,13 +372,12 @@ func TestFirstPageIsAwaited(t *testing.T) {
 	for _, page := range []bool{true, false} {
 		f := newFakeBrowser(t)
 		s := &server{spec: &Spec{}, broker: f.broker, relay: newRelay(&Spec{})}
-		defer func(old time.Duration) { pageTimeout = old }(pageTimeout)
-		pageTimeout = testTimeout
+		timeout := testTimeout
 		if !page {
-			pageTimeout = time.Millisecond
+			timeout = time.Millisecond
 		}
 		first := make(chan error, 1)
-		go func() { first <- s.awaitPage(t.Context()) }()
+		go func() { first <- s.awaitPage(t.Context(), timeout) }()
 		id, text := f.got()
 		if !strings.Contains(text, `"Target.setDiscoverTargets","params":{"discover":true}`) {
 			t.Fatalf("the browser got %s", text)
@@ -398,13 +397,12 @@ func TestFirstPageIsAwaited(t *testing.T) {
 		if err := <-first; err != nil {
 			t.Fatal(err)
 		}
-		pageTimeout = testTimeout
 		if id, text = f.got(); !strings.Contains(text, `"discover":false`) {
 			t.Errorf("the browser got %s", text)
 		}
 		f.raw(fmt.Sprintf(`{"id":%d,"result":{}}`, id) + "\x00")
 		start := time.Now()
-		if err := s.awaitPage(t.Context()); err != nil || time.Since(start) > testTimeout/2 {
+		if err := s.awaitPage(t.Context(), testTimeout); err != nil || time.Since(start) > testTimeout/2 {
 			t.Errorf("the second waited %v, %v", time.Since(start), err)
 		}
 	}

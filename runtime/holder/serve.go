@@ -23,13 +23,12 @@ const (
 	// attachTimeout is how long a client waits for a browser that does not
 	// answer CDP yet. Clients have deadlines of their own, and shorter ones.
 	attachTimeout = 2 * time.Minute
+	// pageTimeout is how long a starting browser may take to show a page
+	// before clients are let in without one.
+	pageTimeout = 15 * time.Second
 	// maxPeers bounds the connections, in and after the handshake.
 	maxPeers = 64
 )
-
-// pageTimeout is how long a starting browser may take to show a page before
-// clients are let in without one. It is a variable so that tests can shrink it.
-var pageTimeout = 15 * time.Second
 
 // server accepts clients for the broker.
 type server struct {
@@ -267,7 +266,7 @@ func (s *server) attach() (session, product string, err error) {
 	var wg sync.WaitGroup
 	var versionErr, pageErr error
 	wg.Go(func() { product, versionErr = s.version(ctx) })
-	wg.Go(func() { pageErr = s.awaitPage(ctx) })
+	wg.Go(func() { pageErr = s.awaitPage(ctx, pageTimeout) })
 	a, err := s.broker.call(ctx, "Target.attachToBrowserTarget", "")
 	wg.Wait()
 	if err == nil && a.session == "" {
@@ -283,9 +282,9 @@ func (s *server) attach() (session, product string, err error) {
 }
 
 // awaitPage returns when the browser has shown its first page, or has had the
-// time to; from then on at once. What is attached before could take an empty
+// time given; from then on at once. What is attached before could take an empty
 // browser for one whose last page was closed.
-func (s *server) awaitPage(ctx context.Context) error {
+func (s *server) awaitPage(ctx context.Context, timeout time.Duration) error {
 	s.mu.Lock()
 	asked := s.pageAsked
 	s.pageAsked = true
@@ -295,7 +294,7 @@ func (s *server) awaitPage(ctx context.Context) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	select {
 	case <-s.broker.page:

@@ -2,7 +2,7 @@
 // interleaved, inside a rig on a persistent home, and fails when a ratio is
 // missed. Absolute values are printed only.
 //
-//	go run ./tests/bench [-n 20] [-only stack,scope,clone,...]
+//	go run ./tests/bench [-n 20] [-only stack,tools,...] [-json FILE]
 package main
 
 import (
@@ -18,12 +18,19 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"abfleet/tests/rig"
 )
 
-// insideDir is where this program and the others are seen inside the rig.
-const insideDir = "/opt/abfleet/bench"
+// Where this program and its npm peers are seen inside the rig.
+const (
+	insideDir = "/opt/abfleet/bench"
+	peersDir  = "/opt/abfleet/peers"
+)
+
+// suiteWait bounds one suite, per sample.
+const suiteWait = time.Minute
 
 // row is one comparison: ours against other, in the unit that the name says.
 type row struct {
@@ -45,20 +52,28 @@ var suites = []struct {
 	{"scope", benchScope},
 	{"clone", benchClone},
 	{"stack", benchStack},
+	{"activation", benchActivation},
+	{"service", benchService},
+	{"tools", benchTools},
 }
 
 func main() {
 	n := flag.Int("n", 20, "samples of each side")
 	only := flag.String("only", "", "comma-separated suites")
+	file := flag.String("json", "", "write all samples to `FILE`, too")
 	inner := flag.String("inner", "", "run one suite here (used inside the rig)")
+	noop := flag.Bool(noopFlag, false, "be a service that does nothing (used inside the rig)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
-	if *inner != "" {
+	switch {
+	case *noop:
+		err = serveNoop()
+	case *inner != "":
 		err = runInner(ctx, *inner, *n)
-	} else {
-		err = runOuter(ctx, *n, *only)
+	default:
+		err = runOuter(ctx, *n, *only, *file)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -76,6 +91,8 @@ type bencher struct {
 func (b *bencher) emit(r row) error { return b.out.Encode(r) }
 
 func runInner(ctx context.Context, name string, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(n)*suiteWait)
+	defer cancel()
 	for _, s := range suites {
 		if s.name == name {
 			return s.run(&bencher{Context: ctx, n: n, out: json.NewEncoder(os.Stdout)})
@@ -84,7 +101,7 @@ func runInner(ctx context.Context, name string, n int) error {
 	return fmt.Errorf("no suite %q", name)
 }
 
-func runOuter(ctx context.Context, n int, only string) (err error) {
+func runOuter(ctx context.Context, n int, only, file string) (err error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -93,17 +110,24 @@ func runOuter(ctx context.Context, n int, only string) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(bin, "abfleet-role")); err != nil {
-		return errors.New("run make build first")
+	peers, err := filepath.Abs("tests/peers")
+	if err != nil {
+		return err
 	}
-	r, err := rig.Boot(ctx, rig.Options{Name: "bench", Binds: map[string]string{bin: rig.BinDir, exe: insideDir + "/bench"}})
+	for _, need := range []string{bin + "/abfleet-role", peers + "/node_modules/@playwright/mcp"} {
+		if _, err := os.Stat(need); err != nil {
+			return errors.New("run make build peers first")
+		}
+	}
+	r, err := rig.Boot(ctx, rig.Options{Name: "bench", Binds: map[string]string{bin: rig.BinDir, peers: peersDir, exe: insideDir + "/bench"}})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 
-	fmt.Printf("%-34s %28s %28s %7s %6s\n", "", "ours", "against", "ratio", "limit")
+	fmt.Printf("%-34s %28s  %-44s %6s %8s\n", "", "ours", "against", "ratio", "limit")
 	var missed []string
+	var all []row
 	for _, s := range suites {
 		if only != "" && !slices.Contains(strings.Split(only, ","), s.name) {
 			continue
@@ -114,10 +138,17 @@ func runOuter(ctx context.Context, n int, only string) (err error) {
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
+		all = append(all, rows...)
 		for _, r := range rows {
 			if !r.print() {
 				missed = append(missed, r.Name)
 			}
+		}
+	}
+	if file != "" {
+		text, err := json.Marshal(all)
+		if err := errors.Join(err, os.WriteFile(file, text, 0o644)); err != nil {
+			return err
 		}
 	}
 	if missed != nil {
@@ -170,7 +201,7 @@ func (r row) print() bool {
 	if len(r.Other) > 0 {
 		against = fmt.Sprintf("%s %s", spread(r.Other, r.Unit), r.Peer)
 	}
-	fmt.Printf("%-34s %28s %28s %7s %6s%s\n", r.Name, spread(r.Ours, r.Unit), against, ratio, limit, mark)
+	fmt.Printf("%-34s %28s  %-44s %6s %8s%s\n", r.Name, spread(r.Ours, r.Unit), against, ratio, limit, mark)
 	return ok
 }
 

@@ -25,9 +25,12 @@ fi
 shift
 
 step() { # TITLE COMMAND...: runs it into the log and says how long it took
-	local title=$1 start=$SECONDS status=0
+	local title=$1 start=$SECONDS status
 	shift
-	"$@" >&3 2>&1 || status=$?
+	set +e # in a condition, the command would go on after its own failures
+	(set -e && "$@") >&3 2>&1
+	status=$?
+	set -e
 	if [[ $status != 0 ]]; then
 		printf '%-12s FAILED after %d s (status %d); the end of its log:\n' "$title" $((SECONDS - start)) $status
 		tail -n 40 "$log" | sed 's/^/    /'
@@ -50,7 +53,8 @@ cleanup() {
 	[[ -z $machine ]] || kill -KILL "$machine" 2>/dev/null || true
 	if [[ -d $group ]]; then
 		echo 1 >"$group/cgroup.kill"
-		until grep -q 'populated 0' "$group/cgroup.events"; do sleep 0.1; done
+		local tries=200
+		until grep -q 'populated 0' "$group/cgroup.events" || ((tries-- == 0)); do sleep 0.1; done
 		find "$group" -depth -type d -exec rmdir {} +
 	fi
 	local points
@@ -152,13 +156,14 @@ enter() {
 	exec chroot . /usr/bin/env -i "${passed[@]}" \
 		HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
 		PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-		/bin/bash -euo pipefail /root/abfleet/tests/fresh/newcomer.sh
+		/bin/bash -euo pipefail /root/newcomer.sh
 }
 
 [[ -z $(git -C "$repo" status --porcelain) ]] || echo "note: what is not committed is not tried"
 step debootstrap install_debian
 step tools copy_tools
 step clone clone
+cp "$repo/tests/fresh/newcomer.sh" "$root/root/newcomer.sh"
 git -C "$root/root/abfleet" log -1 --format='HEAD is %h: %s'
 
 # Job control: without it, bash has background jobs ignore Ctrl-C for good.
@@ -168,7 +173,7 @@ set -m
 (
 	echo $BASHPID >"$group/cgroup.procs"
 	exec unshare --mount --propagation private --pid --fork --kill-child --ipc --uts --cgroup \
-		bash -euo pipefail -c 'declare -a "passed=($passed_text)"; enter'
+		bash -euo pipefail -c 'eval "passed=($passed_text)"; enter'
 ) </dev/null &
 machine=$!
 status=0

@@ -44,21 +44,24 @@ make run >/run/demo 2>&1 &
 demo=$!
 set +m
 exec 4</run/demo
-wait=$runWait last='' up=''
+wait=$runWait last='' up='' gone=''
 while IFS= read -r -t "$wait" line <&4; do
 	echo "$line" >&3
 	last=$line
-	if [[ $line == 'Ctrl-C ends the demo.' ]]; then
+	case $line in
+	'Ctrl-C ends the demo.')
 		up=$((SECONDS - start)) wait=$stopWait
 		kill -INT -- "-$demo"
-	fi
+		;;
+	'The demo is gone.') gone=yes ;;
+	esac
 done
 exec 4<&-
 kill -KILL -- "-$demo" 2>/dev/null || true
 wait "$demo" || true
 if [[ -z $up ]]; then
 	failed "make run" $((SECONDS - start)) "the demo did not come up; its last line: $last"
-elif [[ $last != 'The demo is gone.' ]]; then
+elif [[ -z $gone ]]; then
 	failed "make run" $((SECONDS - start)) "the demo did not end cleanly; its last line: $last"
 elif left=$(leftovers) && [[ -n $left ]]; then
 	failed "make run" $((SECONDS - start)) $'it leaves\n'"$left"

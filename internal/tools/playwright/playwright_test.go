@@ -3,7 +3,6 @@ package playwright
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"image"
 	_ "image/jpeg"
@@ -12,7 +11,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -25,50 +23,6 @@ import (
 	"abfleet/internal/tools/agent"
 	"abfleet/internal/tools/toolstest"
 )
-
-// Names, schemas and annotations are what the peer sends, field by field.
-func TestCatalog(t *testing.T) {
-	data, err := os.ReadFile("catalog-core.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var peer struct{ Tools []map[string]any }
-	if err := json.Unmarshal(data, &peer); err != nil {
-		t.Fatal(err)
-	}
-	host := tools.NewHost(tools.Options{})
-	client := toolstest.Connect(t, host, Tools()...)
-	got := make(map[string]map[string]any)
-	for _, tool := range client.Tools() {
-		data, err := json.Marshal(tool)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var m map[string]any
-		if err := json.Unmarshal(data, &m); err != nil {
-			t.Fatal(err)
-		}
-		if m["description"] == "" || m["description"] == nil {
-			t.Errorf("%s has no description", tool.Name)
-		}
-		delete(m, "description")
-		// The SDK always sends this hint; the peer never does.
-		delete(m["annotations"].(map[string]any), "idempotentHint")
-		got[tool.Name] = m
-	}
-	if len(got) != len(implemented) {
-		t.Errorf("%d tools, want %d", len(got), len(implemented))
-	}
-	for _, want := range peer.Tools {
-		name := want["name"].(string)
-		if _, ok := implemented[name]; !ok {
-			continue
-		}
-		if !reflect.DeepEqual(got[name], want) {
-			t.Errorf("%s is %v\nwant %v", name, got[name], want)
-		}
-	}
-}
 
 // rig is a fleet with one Chromium, a site, and a client bound to it.
 type rig struct {
@@ -375,7 +329,7 @@ func TestModalState(t *testing.T) {
 	r.ok("browser_navigate", args{"url": r.site.URL + "/dlg"})
 	const modal = "### Modal state\n- [\"alert\" dialog with message \"boo hoo\"]: can be handled by the person in the live view"
 	text := r.ok("browser_click", args{"target": "text=Alert"})
-	r.contains(text, "getByRole", modal)
+	r.contains(text, "await page.locator('text=Alert').click();", modal)
 	if strings.Contains(text, "### Snapshot") {
 		t.Errorf("a page that cannot be read has a snapshot: %s", text)
 	}
@@ -485,14 +439,4 @@ func TestManyClients(t *testing.T) {
 	}
 	r.caller.Client = "client-299"
 	r.want("browser_tabs", args{"action": "list"}, "### Result\n- 0: (current) [](about:blank)")
-}
-
-func TestQuote(t *testing.T) {
-	for text, want := range map[string]string{
-		`a`: `'a'`, `it's`: `'it\'s'`, `a\b`: `'a\\b'`, "a\nb\t\r": `'a\nb\t\r'`, `\u003c`: `'\\u003c'`, `"x"`: `'"x"'`, "<&>": `'<&>'`, "\u2028\x00": `'\u2028\u0000'`, "é😀": "'é😀'",
-	} {
-		if got := quote(text); got != want {
-			t.Errorf("%q: %s, want %s", text, got, want)
-		}
-	}
 }

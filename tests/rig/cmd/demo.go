@@ -63,7 +63,11 @@ func demo(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.close()) }()
+	defer func() {
+		if err = errors.Join(err, p.close()); err == nil {
+			fmt.Println("The demo is gone.")
+		}
+	}()
 
 	done := make(chan struct{})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
