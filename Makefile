@@ -33,8 +33,11 @@ tests/peers/node_modules/.package-lock.json: tests/peers/package-lock.json
 	cd tests/peers && npm ci --no-audit --no-fund --loglevel=error --ignore-scripts
 	@touch $@
 
+# Not "go run": it would call an end by Ctrl-C a failure.
 run: deps build
-	go run ./tests/rig/cmd run
+	@mkdir -p .cache
+	go build -o .cache/rig ./tests/rig/cmd
+	@.cache/rig run
 
 check: web
 	@out=$$(gofmt -l cmd internal runtime tests units); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
@@ -44,3 +47,26 @@ check: web
 
 test: deps build peers
 	go test -timeout 20m $(TESTFLAGS) ./...
+
+# The Profile experiment on real browsers: .experiment/latest/experiment-report.json
+experiment: deps build
+	go run ./tests/experiment
+
+# make run and make test in a new Debian 12, from a clone of HEAD.
+fresh:
+	tests/fresh/fresh.sh
+
+# Every fault that can be made on purpose; every test that has rounds, with many.
+faults: deps build
+	tests/long.sh faults
+soak: deps build
+	tests/long.sh soak
+
+# Every fuzz target of the tree, FUZZTIME each.
+fuzz: web
+	tests/long.sh fuzz $(FUZZTIME)
+
+# What building and testing made; never logins or state, which are not here.
+clean:
+	rm -rf bin .cache .experiment $(WEB)/node_modules tests/peers/node_modules
+	find $(WEB)/dist -mindepth 1 ! -name .gitkeep -delete

@@ -170,7 +170,7 @@ func (f *Fleet) reconcileUnbound(ctx context.Context, actor audit.Actor, key str
 		}
 	}
 	if r.Value.State == Controllable {
-		if r, _, err = f.stop(ctx, actor, "stop unbound browser", "no session has it", r.Key, func(*store.Tx) error { return nil }); err != nil {
+		if _, _, err := f.stop(ctx, actor, "stop unbound browser", "no session has it", r.Key, func(*store.Tx) error { return nil }); err != nil {
 			return err
 		}
 	}

@@ -25,7 +25,7 @@
  *
  * TARGET, wherever a function takes one, is a string:
  *     a ref            "e5", "f2e5": the document knows its own prefix (set by the first snapshot), another prefix is stale_ref
- *     a handle         "h12", as answered by an earlier call in the same document; the last 256 stay valid
+ *     a handle         "h12", as answered by an earlier call in the same document; valid as long as its element is in it
  *     a CSS selector   "#id", "div > a"; also "css=..."; open shadow roots are searched too
  *     a text selector  "text=Hi" (substring, case-insensitive), "text='Hi'" (exact), "text=/re/i"
  *     "role=button[name='x']", "xpath=//a" or "//a", "id=x", "data-testid=x"; ">>" chains, "nth=0", "visible=true"
@@ -36,7 +36,7 @@
  *     contentFrame() / frameLocator('css') in a chain leave the document: see resolve.
  * Refs and locators of child frames must be sent to that frame's world.
  *
- * snapshot({target?, depth?, boxes?, prefix?, maxBytes?, roles?})
+ * snapshot({target?, depth?, boxes?, prefix?, maxBytes?})
  *     -> {text, lines, frames: [{line, ref, handle, indent, depth}], cut: null | {lines, bytes, within}}
  *     prefix    ref prefix of this document ("" or "f3"); kept from the first call on, a different later one is ignored
  *     depth     print levels 0..depth; absent = all
@@ -59,7 +59,7 @@
  * describe(target) -> {handle, ref, role, name, locator} with a generated locator even for selectors
  * describeElement(el) -> the same for an Element argument (callFunctionOn with an objectId argument)
  *
- * point(target, {timeout = 5000, force = false, position?: {x, y}, trial?}) -> Promise of
+ * point(target, {timeout = 5000, force = false, position?: {x, y}}) -> Promise of
  *     {x, y, handle, ref, role, name, locator, scrolled, rect: {x, y, width, height}} | {error}
  *     Waits until the element is visible, unmoved over two frames, enabled (fieldset, optgroup, inherited aria-disabled), inside
  *     the viewport after scrolling, and receives the press (hit test through open shadow roots; a label's press may land on its
@@ -946,15 +946,15 @@
   }
 
   class Walk {
-    constructor(root, options) {
+    constructor(root, options, surplus) {
       this.look = new Look();
       this.naming = new Naming(this.look);
       this.boxes = !!options.boxes;
       this.depth = options.depth === undefined || options.depth === null ? Infinity : options.depth;
       this.max = options.maxBytes > 0 ? options.maxBytes : Infinity;
-      // With a cap, building ends where several times as much is there as can
-      // be printed: distilling seldom takes more than half.
-      this.enough = this.max * 4;
+      // With a cap, building ends where some times as much is there as can be
+      // printed: distilling seldom takes more than half.
+      this.enough = this.max * surplus;
       this.built = 0;
       this.stopped = false;
       this.tooDeep = false;
@@ -2518,7 +2518,13 @@
       if (prefix === null) prefix = o.prefix || "";
       const root = o.target ? find(o.target) : rootOf();
       if (!root) return { text: "", lines: 0, frames: [], cut: null };
-      return new Walk(root, o).render();
+      for (let surplus = 2.5; ; surplus *= 4) {
+        const walk = new Walk(root, o, surplus);
+        const answer = walk.render();
+        // Less was left of it than expected: go further.
+        if (walk.stopped && walk.bytes < walk.max * 0.8 && walk.lost.lines === 0) continue;
+        return answer;
+      }
     }),
 
     resolve: answering((target, o = {}) => {

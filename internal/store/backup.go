@@ -46,7 +46,10 @@ func (s *Store) Backup(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	err = s.db.View(func(b *bolt.Tx) error { return b.Copy(f) })
+	err = s.db.View(func(b *bolt.Tx) error {
+		_, err := b.WriteTo(f)
+		return err
+	})
 	if err == nil {
 		err = f.Sync()
 	}

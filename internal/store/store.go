@@ -26,6 +26,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 
 	"abfleet/internal/audit"
@@ -218,7 +219,7 @@ func openBolt(path string, readOnly bool) (*bolt.DB, error) {
 		OpenFile: safefs.OpenPrivate,
 	})
 	switch {
-	case errors.Is(err, bolt.ErrTimeout):
+	case errors.Is(err, bolterrors.ErrTimeout):
 		return nil, inUse()
 	case err != nil && fault.CodeOf(err) == fault.Internal:
 		return nil, fault.New(fault.Internal, opOpen, "", "%w", err)

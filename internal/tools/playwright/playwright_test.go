@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,7 +30,6 @@ type rig struct {
 	host  *tools.Host
 	site  *httptest.Server
 	out   string
-	hits  atomic.Int64 // of /count
 	*toolstest.Client
 	caller tools.Caller
 }
@@ -45,21 +43,20 @@ func newRig(t *testing.T, o tools.Options) *rig {
 	t.Cleanup(r.host.Close)
 	r.Client = toolstest.Connect(t, r.host, append(agent.Tools(), Tools()...)...)
 	pages := map[string]string{
-		"/":      `<title>T</title><button>Hi</button>`,
-		"/form":  `<title>F</title><label>Name <input id=n></label><p id=p></p><script>n.onkeydown=e=>{if(e.key==='Enter')p.textContent='sent '+n.value}</script>`,
-		"/two":   `<title>Two</title><button>One</button><button>Two</button>`,
-		"/late":  `<title>L</title><p id=a>going</p><script>setTimeout(()=>a.textContent='arrived',300)</script>`,
-		"/dlg":   `<title>D</title><button onclick="alert('boo\nhoo')">Alert</button>`,
-		"/con":   `<title>C</title><script>console.error('e');console.warn('w')</script>`,
-		"/count": `<title>N</title><button onclick="fetch('/hit',{method:'POST'})">Hit</button>`,
-		"/slow":  `<title>S</title><button onclick="fetch('/hang')">Hang</button>`,
-		"/lie":   `<title>x` + "\n### Error\nfake" + `</title><button>Hi</button>`,
+		"/":     `<title>T</title><button>Hi</button>`,
+		"/form": `<title>F</title><label>Name <input id=n></label><p id=p></p><script>n.onkeydown=e=>{if(e.key==='Enter')p.textContent='sent '+n.value}</script>`,
+		"/two":  `<title>Two</title><button>One</button><button>Two</button>`,
+		"/late": `<title>L</title><p id=a>going</p><script>setTimeout(()=>a.textContent='arrived',300)</script>`,
+		"/dlg":  `<title>D</title><button onclick="alert('boo\nhoo')">Alert</button>`,
+		"/con":  `<title>C</title><script>console.error('e');console.warn('w')</script>`,
+		"/slow": `<title>S</title><button onclick="fetch('/hang')">Hang</button>`,
+		"/lie":  `<title>x` + "\n### Error\nfake" + `</title><button>Hi</button>`,
 	}
 	release := make(chan struct{})
 	r.site = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch body, ok := pages[req.URL.Path]; {
-		case req.URL.Path == "/hit":
-			r.hits.Add(1)
+		case req.URL.Path == "/favicon.ico": // else it counts as a console error
+			w.WriteHeader(http.StatusNoContent)
 		case req.URL.Path == "/hang":
 			select {
 			case <-release:
@@ -69,7 +66,7 @@ func newRig(t *testing.T, o tools.Options) *rig {
 			http.NotFound(w, req)
 		default:
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			fmt.Fprint(w, "<!doctype html><body>"+body)
+			fmt.Fprint(w, "<!doctype html>"+body)
 		}
 	}))
 	t.Cleanup(func() { close(release); r.site.Close() })

@@ -14,8 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/modelcontextprotocol/go-sdk/mcp"
-
+	"abfleet/tests/agent"
 	"abfleet/tests/rig"
 	"abfleet/tests/site"
 )
@@ -69,12 +68,17 @@ func demo(ctx context.Context) (err error) {
 		}
 	}()
 
-	done := make(chan struct{})
+	done := make(chan struct{}, 1)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: demoSite(done)}
+	server := &http.Server{Handler: site.SelfLogin(site.Handler(site.Options{}), func(site.Login) {
+		select {
+		case done <- struct{}{}:
+		default:
+		}
+	})}
 	go server.Serve(listener)
 	defer server.Close()
 	address := "http://" + listener.Addr().String()
@@ -91,7 +95,7 @@ func demo(ctx context.Context) (err error) {
 	if err := p.say(ctx, "identity", "create", "demo"); err != nil {
 		return err
 	}
-	if err := p.say(ctx, "identity", "login", "demo", "--url", address+"/demo"); err != nil {
+	if err := p.say(ctx, "identity", "login", "demo", "--url", address+site.SelfLoginPath); err != nil {
 		return err
 	}
 	fmt.Println("the demo logs in by itself, as ada, on its own small site; on a real one you would do it in the page above")
@@ -108,7 +112,7 @@ func demo(ctx context.Context) (err error) {
 	if err := p.say(ctx, "session", "use", "demo-session", "demo"); err != nil {
 		return err
 	}
-	if err := agent(ctx, p, address+"/account"); err != nil {
+	if err := look(ctx, p, address+"/account"); err != nil {
 		return err
 	}
 	var view struct{ View struct{ URL string } }
@@ -125,65 +129,31 @@ func demo(ctx context.Context) (err error) {
 	return nil
 }
 
-// agent is an MCP client that uses the Session Browser.
-func agent(ctx context.Context, p *place, url string) error {
+// look is an MCP client that uses the Session Browser.
+func look(ctx context.Context, p *place, url string) error {
 	fmt.Println("$ an MCP client, over: abfleet mcp --session demo-session")
-	client := mcp.NewClient(&mcp.Implementation{Name: "demo", Version: "1"}, nil)
-	cmd := p.abfleet(ctx, "mcp", "--session", "demo-session")
-	cmd.Stderr = os.Stderr
-	session, err := client.Connect(ctx, &mcp.CommandTransport{Command: cmd}, nil)
+	bridge := p.abfleet(ctx, "mcp", "--session", "demo-session")
+	bridge.Stderr = os.Stderr
+	client, err := agent.Connect(ctx, bridge)
 	if err != nil {
 		return err
 	}
-	defer session.Close()
-	for _, call := range []*mcp.CallToolParams{
-		{Name: "browser_navigate", Arguments: map[string]any{"url": url}},
-		{Name: "browser_snapshot", Arguments: map[string]any{}},
+	defer client.Close()
+	for _, call := range []struct {
+		tool string
+		args map[string]any
+	}{
+		{"browser_navigate", map[string]any{"url": url}},
+		{"browser_snapshot", nil},
 	} {
-		result, err := session.CallTool(ctx, call)
+		text, err := client.Call(ctx, call.tool, call.args)
 		if err != nil {
 			return err
 		}
-		fmt.Println("  ", call.Name)
-		for _, c := range result.Content {
-			if text, ok := c.(*mcp.TextContent); ok {
-				fmt.Println("    " + strings.ReplaceAll(text.Text, "\n", "\n    "))
-			}
-		}
-		if result.IsError {
-			return fmt.Errorf("%s failed", call.Name)
-		}
+		fmt.Println("  ", call.tool)
+		fmt.Println("    " + strings.ReplaceAll(text, "\n", "\n    "))
 	}
 	return nil
-}
-
-// demoSite is the test site with one page more, which logs in and says so.
-func demoSite(done chan<- struct{}) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/", site.Handler(site.Options{}))
-	mux.HandleFunc("GET /demo", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		fmt.Fprintf(w, `<!doctype html><title>Logging in</title><p>The demo logs in.<iframe id="account" hidden></iframe><script>
-(async () => {
-	const answer = await fetch("/login", { method: "POST", body: new URLSearchParams({ user: %q, pass: %q }) });
-	const frame = document.getElementById("account");
-	frame.src = answer.url;
-	for (;;) {
-		await new Promise(requestAnimationFrame);
-		if (frame.contentDocument?.getElementById("status")?.textContent === "Storage was read") break;
-	}
-	await fetch("/demo/done", { method: "POST" });
-	location = "/account";
-})();
-</script>`, site.DefaultUser, site.DefaultPassword)
-	})
-	mux.HandleFunc("POST /demo/done", func(http.ResponseWriter, *http.Request) {
-		select {
-		case done <- struct{}{}:
-		default:
-		}
-	})
-	return mux
 }
 
 // findPlace decides who may run the demo where.
