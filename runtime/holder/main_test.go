@@ -93,9 +93,8 @@ func runAll(m *testing.M) int {
 		}
 	}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if cwd, err := os.Getwd(); err == nil {
-		cmd.Dir = cwd
-	}
+	// The sources may be below a directory that only root may enter.
+	cmd.Dir = dir
 	if err := cmd.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "as a normal user:", err)
 		return 1

@@ -84,6 +84,8 @@ func (c Chromium) Env() []string {
 		"DISPLAY=:" + strconv.Itoa(c.Display),
 		"XAUTHORITY=" + c.Authority,
 		"TMPDIR=" + c.TempDir,
+		// Crash reports would go to the user's own Chromium configuration.
+		"BREAKPAD_DUMP_LOCATION=" + c.TempDir,
 		"DBUS_SESSION_BUS_ADDRESS=disabled:",
 		"DBUS_SYSTEM_BUS_ADDRESS=disabled:",
 		"NO_AT_BRIDGE=1",

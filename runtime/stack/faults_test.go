@@ -352,6 +352,9 @@ func TestEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := os.Stat(filepath.Join(os.Getenv("HOME"), ".config", "chromium")); err == nil {
+		t.Error("the browser writes to the user's own Chromium configuration")
+	}
 	for _, m := range []int{e.Display.Leader.PID, e.Chromium.Leader.PID, e.Chromium.Browser.PID} {
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m))
 		if err != nil {
@@ -360,7 +363,7 @@ func TestEnvironment(t *testing.T) {
 		for _, kv := range strings.Split(string(env), "\x00") {
 			name, _, _ := strings.Cut(kv, "=")
 			switch name {
-			case "", "HOME", "PATH", "LANG", "DISPLAY", "XAUTHORITY", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "NO_AT_BRIDGE":
+			case "", "HOME", "PATH", "LANG", "DISPLAY", "XAUTHORITY", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "NO_AT_BRIDGE", "BREAKPAD_DUMP_LOCATION":
 			case "CHROME_WRAPPER", "GTK_MODULES", "CHROME_DESKTOP", "NO_PROXY": // set by Chromium in its own process
 			default:
 				t.Errorf("pid %d has %s in its environment", m, kv)

@@ -64,15 +64,16 @@ func main() {
 	inner := flag.String("inner", "", "run one suite here (used inside the rig)")
 	noop := flag.Bool(noopFlag, false, "be a service that does nothing (used inside the rig)")
 	flag.Parse()
+	if *noop { // and ends by SIGTERM, which is caught below
+		fmt.Fprintln(os.Stderr, "bench:", serveNoop())
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
-	switch {
-	case *noop:
-		err = serveNoop()
-	case *inner != "":
+	if *inner != "" {
 		err = runInner(ctx, *inner, *n)
-	default:
+	} else {
 		err = runOuter(ctx, *n, *only, *file)
 	}
 	if err != nil {

@@ -26,6 +26,9 @@ const demoPrefix = "abfleetdemo"
 // loginWait bounds the demo's own login, the slowest step of a busy machine.
 const loginWait = 60 * time.Second
 
+// removalWait bounds the end of the demo, in which its browsers are closed.
+const removalWait = time.Minute
+
 // place is where the demo runs: a rig, or this machine's own user manager.
 type place struct {
 	command func(ctx context.Context, name string, args ...string) *exec.Cmd
@@ -44,6 +47,17 @@ func (p *place) say(ctx context.Context, args ...string) error {
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("abfleet %s: %w", args[0], err)
+	}
+	return nil
+}
+
+// forget removes the demo's state, and only that: its directory has the demo's
+// name.
+func (p *place) forget(ctx context.Context) error {
+	cmd := p.command(ctx, "sh", "-c", `state="${XDG_STATE_HOME:-$HOME/.local/state}/$1"
+		test ! -d "$state" || { chmod -R u+w "$state" && rm -rf "$state"; }`, "sh", demoPrefix)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot remove the demo's state: %w: %s", err, out)
 	}
 	return nil
 }
@@ -83,15 +97,19 @@ func demo(ctx context.Context) (err error) {
 	defer server.Close()
 	address := "http://" + listener.Addr().String()
 
-	if err := p.say(ctx, "setup", "--bin-dir", p.bin, "--now"); err != nil {
+	// A demo that was killed left its Identity.
+	if err := p.forget(ctx); err != nil {
 		return err
 	}
 	defer func() {
-		// ctx has ended by now; the units still have to go.
-		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		// ctx has ended by now; units and state still have to go.
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalWait)
 		defer cancel()
-		err = errors.Join(err, p.say(uctx, "uninstall"))
+		err = errors.Join(err, p.say(uctx, "uninstall"), p.forget(uctx))
 	}()
+	if err := p.say(ctx, "setup", "--bin-dir", p.bin, "--now"); err != nil {
+		return err
+	}
 	if err := p.say(ctx, "identity", "create", "demo"); err != nil {
 		return err
 	}

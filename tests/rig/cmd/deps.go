@@ -19,9 +19,12 @@ var packages = []struct{ name, file string }{
 	{"chromium", "/usr/lib/chromium/chromium"},
 	{"tigervnc-standalone-server", "/usr/bin/Xvnc"},
 	{"fonts-liberation", "/usr/share/fonts/truetype/liberation"},
+	{"fonts-noto-cjk", "/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc"},
 	{"iproute2", "/usr/bin/ss"},
 	{"util-linux", "/usr/bin/setpriv"},
 	{"procps", "/usr/bin/ps"},
+	{"xvfb", "/usr/bin/Xvfb"},
+	{"xdotool", "/usr/bin/xdotool"},
 }
 
 // missing lists the packages that are not installed.

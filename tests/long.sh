@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# The tests that run for long, with a tally at the end: make soak, make faults
+# and make fuzz. The full log is .cache/<which>.log.
+#
+#   tests/long.sh soak | faults | fuzz TIME-PER-TARGET
+set -uo pipefail
+cd "$(dirname "$0")/.."
+which=${1-}
+log=.cache/$which.log
+mkdir -p .cache
+: >"$log"
+start=$SECONDS
+broken=0
+
+# try runs go test and shows, as they come, the results of whole tests and what
+# packages say; what a failed test printed is shown after it.
+try() {
+	go test -v -count=1 -timeout 120m "$@" 2>&1 | tee -a "$log" |
+		grep --line-buffered -E '^(--- (PASS|FAIL|SKIP)|ok|FAIL|panic:|# )'
+	[[ ${PIPESTATUS[0]} == 0 ]] || broken=$((broken + 1))
+}
+
+tally() {
+	if ((broken > 0)); then
+		printf '\nwhat failed, from %s:\n' "$log"
+		grep -A 30 -E '^\s*--- FAIL|^panic:|^# ' "$log" | head -n 120
+	fi
+	printf '\n%s: %d tests passed, %d failed, %d skipped in %d s\n' "$which" \
+		"$(grep -cE '^\s*--- PASS' "$log")" "$(grep -cE '^\s*--- FAIL' "$log")" "$(grep -cE '^\s*--- SKIP' "$log")" $((SECONDS - start))
+	exit $((broken > 0))
+}
+
+case $which in
+soak)
+	# Many cycles of start and stop, many deaths of the service, many
+	# histories of the fleet.
+	ABF_CYCLES=50 ABF_ROUNDS=40 try -run '^(TestNoGrowth|TestFaultKill)$' ./tests/e2e
+	ABF_RUN='^(TestTwentyDisplays|TestServiceDiesBeforeRelease)$' try -count=5 -run '^TestInRig$' ./runtime/stack
+	try -run '^(TestNoHope|TestRandom)$' ./internal/fleet -rapid.checks=1000
+	tally
+	;;
+faults)
+	ABF_ROUNDS=20 try -count=2 -run '^TestFault' ./tests/e2e
+	tally
+	;;
+fuzz)
+	each=${2:?time for each target, as 30s}
+	targets=0
+	while IFS=: read -r file target; do
+		targets=$((targets + 1))
+		printf '%-24s %s\n' "$target" "$(dirname "$file")"
+		go test -run '^$' -fuzz "^$target\$" -fuzztime "$each" "./$(dirname "$file")" >"$log.one" 2>&1 || broken=$((broken + 1))
+		cat "$log.one" >>"$log"
+		grep -E '^fuzz: elapsed|^\s*--- FAIL|^\s*Failing input|^# ' "$log.one" | tail -n 4 | sed 's/^/    /'
+	done < <(git ls-files --cached --others --exclude-standard '*_test.go' | xargs grep -oE '^func Fuzz[A-Za-z0-9_]+' | sed 's/:func /:/' | sort)
+	rm -f "$log.one"
+	((broken == 0)) || grep -B 2 -A 30 -E '^\s*--- FAIL|^# ' "$log" | head -n 120
+	printf '\nfuzz: %d targets, %d failed, %s each, %d s\n' "$targets" "$broken" "$each" $((SECONDS - start))
+	exit $((broken > 0 || targets == 0))
+	;;
+*)
+	echo "usage: tests/long.sh soak | faults | fuzz TIME-PER-TARGET" >&2
+	exit 2
+	;;
+esac
