@@ -7,6 +7,7 @@ LDFLAGS := -s -w -X abfleet/internal/api.Version=$(VERSION)
 WEB := internal/server/web
 FUZZTIME ?= 30s
 TESTFLAGS ?=
+BENCHFLAGS ?=
 
 .PHONY: build run test check bench faults soak fuzz experiment fresh clean deps web binaries peers
 
@@ -70,3 +71,7 @@ fuzz: web
 clean:
 	rm -rf bin .cache .experiment $(WEB)/node_modules tests/peers/node_modules
 	find $(WEB)/dist -mindepth 1 ! -name .gitkeep -delete
+
+# Ratios against floors and peers of the same run, in a rig; BENCHFLAGS='-only tools -n 50'.
+bench: deps build peers
+	go run ./tests/bench -n 20 $(BENCHFLAGS)

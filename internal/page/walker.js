@@ -745,7 +745,11 @@
         return text;
       };
       const title = () => attr(el, "title") || "";
+      // An aria-labelledby that leads somewhere, if only to nothing, shuts labels,
+      // legends and placeholders out.
+      const referred = idRefs(el, "aria-labelledby").length > 0;
       const labelled = () => {
+        if (referred) return "";
         const labels = LABELABLE.has(name) ? labelsOf(el) : [];
         if (!labels.length) return "";
         const text = this.labelText(el, labels, ctx, how);
@@ -780,7 +784,7 @@
           if (type === "file") return mine("Choose File");
           if (type === "image") return mine([attr(el, "alt") || "", title(), "Submit"].find((t) => t.trim()));
           const ph = type === "text" || type === "password" || type === "search" || type === "tel" || type === "email" || type === "url" || type === "number";
-          return mine(title() || (ph ? attr(el, "placeholder") || "" : ""));
+          return mine(title() || (ph && !referred ? attr(el, "placeholder") || "" : ""));
         }
         case "TEXTAREA":
         case "SELECT": {
@@ -789,7 +793,7 @@
             ctx.visited.add(el);
             return text;
           }
-          return mine(title() || (name === "TEXTAREA" ? attr(el, "placeholder") || "" : ""));
+          return mine(title() || (name === "TEXTAREA" && !referred ? attr(el, "placeholder") || "" : ""));
         }
         case "BUTTON":
         case "METER":
@@ -803,12 +807,12 @@
           return name === "BUTTON" ? null : mine(title());
         }
         case "FIELDSET": {
-          if (idRefs(el, "aria-labelledby").length) return null;
+          if (referred) return null;
           const text = fromChild((c) => tag(c) === "LEGEND");
           return text !== null ? text : mine(title());
         }
         case "FIGURE": {
-          if (idRefs(el, "aria-labelledby").length) return null;
+          if (referred) return null;
           const text = fromChild((c) => tag(c) === "FIGCAPTION");
           return text !== null ? text : mine(title());
         }

@@ -54,17 +54,19 @@ func MaybeRunChecker() {
 		return
 	}
 	err := walk(os.Args[2])
+	code := exitSound
 	var damaged *Damaged
 	switch {
-	case err == nil:
-		os.Exit(exitSound)
 	case errors.As(err, &damaged):
 		fmt.Fprintln(os.Stderr, damaged.Reason)
-		os.Exit(exitDamaged)
-	default:
+		code = exitDamaged
+	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(exitUndecided)
+		code = exitUndecided
 	}
+	// Not os.Exit: under the race detector that pauses for a second, and a
+	// service waits for this answer.
+	syscall.Exit(code)
 }
 
 // CheckFile walks a state file in a helper process. It returns nil for a sound

@@ -87,7 +87,9 @@ func benchTools(b *bencher) (err error) {
 	return nil
 }
 
-// measure runs the task on one side after the other, again and again.
+// measure runs the task on one side after the other, again and again, each
+// round beginning with another one: what a side leaves to its browser to do
+// falls on all others alike.
 func (t task) measure(b *bencher, sides []side) ([][]float64, error) {
 	args := make([]map[string]any, len(sides))
 	for i, s := range sides {
@@ -112,9 +114,10 @@ func (t task) measure(b *bencher, sides []side) ([][]float64, error) {
 		}
 	}
 	times := make([][]float64, len(sides))
-	for range b.n {
-		for i, s := range sides {
-			_, took, err := s.call(b, t.tool, args[i])
+	for round := range b.n {
+		for i := range sides {
+			i = (i + round) % len(sides)
+			_, took, err := sides[i].call(b, t.tool, args[i])
 			if err != nil {
 				return nil, err
 			}
@@ -292,8 +295,9 @@ func startQuickPeer(b *bencher, d *display) (side, error) {
 }
 
 func launchPeer(b *bencher, d *display, flags ...string) (side, error) {
+	profile := filepath.Join(d.cfg.Home, fmt.Sprintf("peer%d", d.Number))
 	config, err := json.Marshal(map[string]any{"browser": map[string]any{
-		"userDataDir": filepath.Join(d.cfg.Home, fmt.Sprintf("peer%d", d.Number)),
+		"userDataDir": profile,
 		"launchOptions": map[string]any{
 			"executablePath": d.cfg.Chromium, "chromiumSandbox": true,
 			"args": []string{"--window-position=0,0", fmt.Sprintf("--window-size=%d,%d", d.Width, d.Height)},
@@ -303,7 +307,8 @@ func launchPeer(b *bencher, d *display, flags ...string) (side, error) {
 	if err := errors.Join(err, os.WriteFile(file, config, 0o600)); err != nil {
 		return nil, err
 	}
-	args := []string{peersDir + "/client.mjs", "node", peersDir + "/node_modules/@playwright/mcp/cli.js", "--config", file, "--output-dir", filepath.Join(d.cfg.Home, "peer-output")}
+	// Without --sandbox this release passes --no-sandbox, whatever the file says.
+	args := []string{peersDir + "/client.mjs", "node", peersDir + "/node_modules/@playwright/mcp/cli.js", "--sandbox", "--config", file, "--output-dir", filepath.Join(d.cfg.Home, "peer-output")}
 	p := &peer{cmd: exec.CommandContext(b, "node", append(args, flags...)...)}
 	p.cmd.Stderr = os.Stderr
 	p.cmd.Env = append(os.Environ(), fmt.Sprintf("DISPLAY=:%d", d.Number), "XAUTHORITY="+d.Authority, "TMPDIR="+d.dir, "DBUS_SESSION_BUS_ADDRESS=disabled:")
@@ -322,7 +327,37 @@ func launchPeer(b *bencher, d *display, flags ...string) (side, error) {
 	if err := p.out.Decode(&hello); err != nil || !hello.Ready {
 		return nil, errors.Join(fmt.Errorf("no greeting: %v", err), p.close(b))
 	}
+	// The first call starts the browser.
+	if _, _, err := p.call(b, "browser_navigate", map[string]any{"url": siteURL + "/form"}); err != nil {
+		return nil, errors.Join(err, p.close(b))
+	}
+	if err := sandboxed(profile); err != nil {
+		return nil, errors.Join(err, p.close(b))
+	}
 	return p, nil
+}
+
+// sandboxed fails unless the browser on the profile runs as ours does.
+func sandboxed(profile string) error {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(text), "--user-data-dir="+profile) {
+			continue // ended, or another's
+		}
+		found = true
+		if strings.Contains(string(text), "--no-sandbox") {
+			return errors.New("its browser runs without a sandbox")
+		}
+	}
+	if !found {
+		return errors.New("its browser does not run")
+	}
+	return nil
 }
 
 func (p *peer) call(_ context.Context, tool string, args map[string]any) (string, float64, error) {

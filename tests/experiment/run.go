@@ -195,7 +195,7 @@ func inherited(seen []Storage, login site.Login, want func(string) Change) error
 			c = want(storage.Profile)
 		}
 		if storage.Login != login || storage.Change != c {
-			return fmt.Errorf("Profile %s holds %+v and the change %+v, want %+v and %+v", storage.Profile, storage.Login, storage.Change, login, c)
+			return fmt.Errorf("the Profile %s holds %+v and the change %+v, want %+v and %+v", storage.Profile, storage.Login, storage.Change, login, c)
 		}
 	}
 	return nil

@@ -128,13 +128,11 @@ func TestBeforeBinding(t *testing.T) {
 	r := newRig(t, tools.Options{})
 	for name := range implemented {
 		a := args{"url": "http://x/", "target": "e1", "text": "x", "key": "a", "function": "1", "action": "list", "time": 0}
-		text := ""
 		if name == "browser_close" {
-			text = r.ok(name, a) // there is nothing to let go of
+			r.ok(name, a) // there is nothing to let go of
 			continue
 		}
-		text = r.fail(name, a)
-		r.contains(text, "Code: identity_not_selected", "agent_browser_use_identity")
+		r.contains(r.fail(name, a), "Code: identity_not_selected", "agent_browser_use_identity")
 	}
 	r.want("agent_browser_identities", nil, "### Result\n{\n  \"current_identity_id\": \"\",\n  \"session_browser_running\": false,\n  \"identities\": [\n    {\n      \"id\": \"id-1\",\n      \"name\": \"Shop\",\n      \"template_state\": \"READY\"\n    }\n  ]\n}")
 	r.contains(r.fail("agent_browser_use_identity", args{"identity_id": "nope"}), "Code: identity_not_found")

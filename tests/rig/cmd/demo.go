@@ -12,6 +12,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"abfleet/tests/agent"
@@ -36,8 +37,12 @@ type place struct {
 	close   func() error
 }
 
+// abfleet is a command of the product. It is out of reach of Ctrl-C, which a
+// terminal sends to everything in the foreground, the removal included.
 func (p *place) abfleet(ctx context.Context, args ...string) *exec.Cmd {
-	return p.command(ctx, filepath.Join(p.bin, "abfleet"), append([]string{"--prefix", demoPrefix}, args...)...)
+	cmd := p.command(ctx, filepath.Join(p.bin, "abfleet"), append([]string{"--prefix", demoPrefix}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
 }
 
 // say runs an abfleet command the way a person would and shows it.
@@ -51,11 +56,16 @@ func (p *place) say(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// forget removes the demo's state, and only that: its directory has the demo's
-// name.
-func (p *place) forget(ctx context.Context) error {
+// remove ends the demo and removes its units, then its state and its runtime
+// files: those directories have the demo's name.
+func (p *place) remove(ctx context.Context, uninstall func(context.Context) error) error {
+	if err := uninstall(ctx); err != nil {
+		return err
+	}
 	cmd := p.command(ctx, "sh", "-c", `state="${XDG_STATE_HOME:-$HOME/.local/state}/$1"
-		test ! -d "$state" || { chmod -R u+w "$state" && rm -rf "$state"; }`, "sh", demoPrefix)
+		test ! -d "$state" || chmod -R u+w "$state"
+		rm -rf "$state" "${XDG_RUNTIME_DIR:?}/$1"`, "sh", demoPrefix)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot remove the demo's state: %w: %s", err, out)
 	}
@@ -97,15 +107,15 @@ func demo(ctx context.Context) (err error) {
 	defer server.Close()
 	address := "http://" + listener.Addr().String()
 
-	// A demo that was killed left its Identity.
-	if err := p.forget(ctx); err != nil {
+	// What a demo left that was killed; usually there is nothing to uninstall.
+	if err := p.remove(ctx, func(ctx context.Context) error { p.abfleet(ctx, "uninstall").Run(); return ctx.Err() }); err != nil {
 		return err
 	}
 	defer func() {
 		// ctx has ended by now; units and state still have to go.
-		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalWait)
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalWait)
 		defer cancel()
-		err = errors.Join(err, p.say(uctx, "uninstall"), p.forget(uctx))
+		err = errors.Join(err, p.remove(rctx, func(ctx context.Context) error { return p.say(ctx, "uninstall") }))
 	}()
 	if err := p.say(ctx, "setup", "--bin-dir", p.bin, "--now"); err != nil {
 		return err
