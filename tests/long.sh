@@ -49,12 +49,21 @@ fuzz)
 	while IFS=: read -r file target; do
 		targets=$((targets + 1))
 		printf '%-24s %s\n' "$target" "$(dirname "$file")"
-		go test -run '^$' -fuzz "^$target\$" -fuzztime "$each" "./$(dirname "$file")" >"$log.one" 2>&1 || broken=$((broken + 1))
+		go test -run '^$' -fuzz "^$target\$" -fuzztime "$each" -timeout 0 "./$(dirname "$file")" >"$log.one" 2>&1
+		status=$?
 		cat "$log.one" >>"$log"
-		grep -E '^fuzz: elapsed|^\s*--- FAIL|^\s*Failing input|^# ' "$log.one" | tail -n 4 | sed 's/^/    /'
-	done < <(git ls-files --cached --others --exclude-standard '*_test.go' | xargs grep -oE '^func Fuzz[A-Za-z0-9_]+' | sed 's/:func /:/' | sort)
+		grep -E '^fuzz: elapsed' "$log.one" | tail -n 1 | sed 's/^fuzz:/   /'
+		[[ $status == 0 ]] && continue
+		# Before Go 1.27 the fuzzer may report the end of its time as a failure
+		# (go.dev/issue/75804); a real one comes with its input or a panic.
+		if grep -qE '^\s+context deadline exceeded$' "$log.one" && ! grep -qE '^panic:|Failing input|\.go:[0-9]+:' "$log.one"; then
+			echo "    ended by its time"
+			continue
+		fi
+		broken=$((broken + 1))
+		grep -vE '^fuzz: elapsed' "$log.one" | head -n 60 | sed 's/^/    /'
+	done < <(git ls-files --cached --others --exclude-standard '*_test.go' | xargs grep -HoE '^func Fuzz[A-Za-z0-9_]+' | sed 's/:func /:/' | sort)
 	rm -f "$log.one"
-	((broken == 0)) || grep -B 2 -A 30 -E '^\s*--- FAIL|^# ' "$log" | head -n 120
 	printf '\nfuzz: %d targets, %d failed, %s each, %d s\n' "$targets" "$broken" "$each" $((SECONDS - start))
 	exit $((broken > 0 || targets == 0))
 	;;

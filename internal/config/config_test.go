@@ -62,7 +62,7 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("path %s, want %s", got, want)
 		}
 	}
-	if c.OutputDir("a") == c.OutputDir("b") || c.OutputDir("a") != c.OutputDir("a") {
+	if again := c.OutputDir("a"); c.OutputDir("a") != again || c.OutputDir("b") == again {
 		t.Error("output directories are not one per session")
 	}
 }

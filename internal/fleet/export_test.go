@@ -124,13 +124,13 @@ func Settled(db store.DB) (wrong []string) {
 				wrong = append(wrong, "runtime "+r.Key+" is "+string(r.Value.State))
 			}
 		}
+		used, err := usedProfiles(tx)
+		if err != nil {
+			return err
+		}
 		ps, err := profiles.List(tx)
 		for _, p := range ps {
-			used, err := (&Fleet{}).isUsed(tx, p.Key)
-			if err != nil {
-				return err
-			}
-			if !used && p.Value.State == Creating {
+			if !used[p.Key] && p.Value.State == Creating {
 				wrong = append(wrong, "unfinished Profile "+p.Key)
 			}
 		}

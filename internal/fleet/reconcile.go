@@ -151,8 +151,8 @@ func (f *Fleet) reconcileUnbound(ctx context.Context, actor audit.Actor, key str
 		if p, err = optional(profiles.Get(tx, key)); err != nil || p == nil {
 			return err
 		}
-		used, err := f.isUsed(tx, key)
-		if used {
+		used, err := usedProfiles(tx)
+		if used[key] {
 			p = nil
 		}
 		return err

@@ -97,20 +97,9 @@ func (f *Fleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref
 
 // allocate returns a Profile of an Identity that nobody uses, or a new one.
 func (f *Fleet) allocate(tx *store.Tx, id *identity, session string) (*profile, error) {
-	used := map[string]bool{}
-	allBindings, err := bindings.List(tx)
+	used, err := usedProfiles(tx)
 	if err != nil {
 		return nil, err
-	}
-	for _, b := range allBindings {
-		used[b.Value.Profile] = true
-	}
-	allIntents, err := intents.List(tx)
-	if err != nil {
-		return nil, err
-	}
-	for _, it := range allIntents {
-		used[it.Value.Profile] = true
 	}
 	all, err := profiles.List(tx)
 	if err != nil {
@@ -331,8 +320,8 @@ func (f *Fleet) discard(ctx context.Context, actor audit.Actor, profileKey strin
 		if p, err = optional(profiles.Get(tx, profileKey)); err != nil || p == nil || p.Value.State != Creating {
 			return nil, err
 		}
-		used, err := f.isUsed(tx, profileKey)
-		if err != nil || used {
+		used, err := usedProfiles(tx)
+		if err != nil || used[profileKey] {
 			return nil, err
 		}
 		if r, err = runtimes.Get(tx, p.Value.Instance); err != nil || r.Value.State != Stopped {
@@ -384,24 +373,21 @@ func (f *Fleet) discard(ctx context.Context, actor audit.Actor, profileKey strin
 	})
 }
 
-// isUsed reports whether a Binding or an intent refers to a Profile.
-func (f *Fleet) isUsed(tx *store.Tx, profileKey string) (bool, error) {
+// usedProfiles are the Profiles that a Binding or an intent refers to.
+func usedProfiles(tx *store.Tx) (map[string]bool, error) {
+	used := map[string]bool{}
 	allBindings, err := bindings.List(tx)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	for _, b := range allBindings {
-		if b.Value.Profile == profileKey {
-			return true, nil
-		}
+		used[b.Value.Profile] = true
 	}
 	allIntents, err := intents.List(tx)
 	for _, it := range allIntents {
-		if it.Value.Profile == profileKey {
-			return true, nil
-		}
+		used[it.Value.Profile] = true
 	}
-	return false, err
+	return used, err
 }
 
 // resumeSession ends a switch that a service that died had begun. It is
@@ -419,7 +405,7 @@ func (f *Fleet) resumeSession(ctx context.Context, actor audit.Actor, session st
 	if err != nil {
 		return err
 	}
-	if !it.Value.Replacing {
+	if !it.Value.Replacing || b == nil {
 		return f.undoSwitch(ctx, actor, session, it.Value.Profile)
 	}
 	old, err := f.settle(ctx, actor, b.profile.Value.Instance)

@@ -83,19 +83,16 @@ func (f *Fleet) identityView(tx *store.Tx, id *identity) (IdentityView, error) {
 		return v, err
 	}
 	v.Login = LoginView{State: f.shown(r), StartedAt: startedAt(r), Unsaved: id.Value.Unsaved, Problem: r.Value.Problem}
+	used, err := usedProfiles(tx)
+	if err != nil {
+		return v, err
+	}
 	all, err := profiles.List(tx)
 	if err != nil {
 		return v, err
 	}
 	for _, p := range all {
-		if p.Value.Identity != id.Key {
-			continue
-		}
-		used, err := f.isUsed(tx, p.Key)
-		if err != nil {
-			return v, err
-		}
-		if !used && p.Value.State == Ready {
+		if p.Value.Identity == id.Key && p.Value.State == Ready && !used[p.Key] {
 			v.PreparedProfiles++
 		}
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -46,10 +47,14 @@ func (s *Store) Backup(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	w := &keeping{w: f}
 	err = s.db.View(func(b *bolt.Tx) error {
-		_, err := b.WriteTo(f)
+		_, err := b.WriteTo(w)
 		return err
 	})
+	if w.err != nil {
+		err = w.err
+	}
 	if err == nil {
 		err = f.Sync()
 	}
@@ -67,6 +72,21 @@ func (s *Store) Backup(ctx context.Context) (err error) {
 		return err
 	}
 	return syncDir(s.dir())
+}
+
+// keeping remembers the error of a write: bbolt passes on its text only, and
+// the errno is what says that the disk is full.
+type keeping struct {
+	w   io.Writer
+	err error
+}
+
+func (k *keeping) Write(p []byte) (int, error) {
+	n, err := k.w.Write(p)
+	if err != nil {
+		k.err = err
+	}
+	return n, err
 }
 
 // KeepCopy renews the copy whenever it is a day old, until ctx ends.

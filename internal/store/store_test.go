@@ -11,8 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"abfleet/internal/audit"
 	"abfleet/internal/fault"
@@ -22,6 +25,9 @@ func TestMain(m *testing.M) {
 	MaybeRunChecker()
 	if path := os.Getenv("STORE_TEST_HOLD"); path != "" {
 		hold(path)
+	}
+	if dir := os.Getenv("STORE_TEST_FULL"); dir != "" {
+		fillDisk(dir)
 	}
 	os.Exit(m.Run())
 }
@@ -39,6 +45,74 @@ func hold(path string) {
 	os.Stdin.Read(b[:])
 	s.Close(context.Background())
 	os.Exit(0)
+}
+
+// fillDisk is a service whose disk gets full, on a file system of its own. It
+// prints what is wrong and ends with 1, or ends with 0.
+func fillDisk(dir string) {
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			fmt.Printf(format+"\n", args...)
+			os.Exit(1)
+		}
+	}
+	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=0700"))
+	check(err == nil, "mount: %v", err)
+	ctx := context.Background()
+	path := filepath.Join(dir, "home", "state.db")
+	s, err := Open(ctx, path)
+	check(err == nil, "open: %v", err)
+	stored := 0
+	for err == nil && stored < 10_000 {
+		err = s.Update(ctx, func(tx *Tx) error {
+			return things.Put(tx, &Record[thing]{Key: fmt.Sprint("k", stored), Value: thing{"v", strings.Repeat("x", 4000)}})
+		})
+		if err == nil {
+			stored++
+		}
+	}
+	check(stored > 10 && fault.CodeOf(err) == fault.NoSpace && fault.HintOf(err) != "", "after %d records: %v", stored, err)
+	count := func(s *Store) (n int) {
+		err := s.View(ctx, func(tx *Tx) error {
+			list, err := things.List(tx)
+			n = len(list)
+			return err
+		})
+		check(err == nil, "read on a full disk: %v", err)
+		return n
+	}
+	check(count(s) == stored, "%d of %d records on a full disk", count(s), stored)
+	err = s.Backup(ctx)
+	check(fault.CodeOf(err) == fault.NoSpace, "copy on a full disk: %v", err)
+	err = s.Close(ctx)
+	check(fault.CodeOf(err) == fault.NoSpace, "close on a full disk: %v", err)
+
+	// More space, by mounting the same file system larger.
+	err = unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=64m,mode=0700")
+	check(err == nil, "remount: %v", err)
+	s, err = Open(ctx, path)
+	check(err == nil, "open after a full disk: %v", err)
+	check(count(s) == stored, "%d of %d records after a full disk", count(s), stored)
+	err = s.Update(ctx, func(tx *Tx) error { return things.Put(tx, &Record[thing]{Key: "after"}) })
+	check(err == nil, "write after a full disk: %v", err)
+	err = s.Close(ctx)
+	check(err == nil, "close: %v", err)
+	os.Exit(0)
+}
+
+// TestFullDisk protects what is stored from a disk that gets full: writes fail
+// with a clear error, and everything before them is there.
+func TestFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts a small file system; run as root")
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{"STORE_TEST_FULL=" + t.TempDir()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 type thing struct {

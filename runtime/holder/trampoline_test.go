@@ -92,25 +92,7 @@ func TestDisplayRoleGetsWhatTheSpecSays(t *testing.T) {
 	}
 	defer l.Close()
 	s.spec.Journal = s.path("stdout")
-	// The helper process inherits what a service should not have: ignored
-	// signals, and a descriptor that is not close-on-exec.
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), envHelper+"=spawn", "JUNK=x", "NOTIFY_SOCKET=/x", "LISTEN_FDS=1")
-	cmd.ExtraFiles = []*os.File{hold, hold, hold}
-	in, err1 := cmd.StdinPipe()
-	out, err2 := cmd.StdoutPipe()
-	cmd.Stderr = os.Stderr
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.NewEncoder(in).Encode(s.spec); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.HasPrefix(answer, "pid ") {
-		t.Fatalf("answer is %q, %v", answer, err)
-	}
-	pid := strings.TrimSpace(strings.TrimPrefix(answer, "pid "))
+	cmd, pid := s.untidyService(hold)
 	waitFile(t, s.path("run/umask"))
 
 	file := func(name string) string { return read(t, "/proc/"+pid+"/"+name) }
@@ -146,7 +128,7 @@ func TestDisplayRoleGetsWhatTheSpecSays(t *testing.T) {
 	fds := descriptors(t, pid)
 	for target, fd := range fds {
 		switch {
-		case fd == "10" && target == "/dev/null": // the shell has moved its stdin here
+		case (fd == "0" || fd == "10") && target == "/dev/null": // the shell moves its stdin when it reads
 		case strings.HasPrefix(target, "socket:") && (fd == "1" || fd == "2"):
 		case target == s.spec.RootFile, target == s.spec.LockFile, target == fifo:
 		default:
@@ -206,6 +188,66 @@ func descriptors(t testing.TB, pid string) map[string]string {
 		}
 	}
 	return fds
+}
+
+// untidyService starts the role from a process that has what a service should
+// not have: ignored signals, variables of its own, and descriptors that are not
+// close-on-exec. It returns that process and the role's pid.
+func (s *stage) untidyService(junk *os.File) (*exec.Cmd, string) {
+	s.t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), envHelper+"=spawn", "JUNK=x", "NOTIFY_SOCKET=/x", "LISTEN_FDS=1")
+	cmd.ExtraFiles = []*os.File{junk, junk, junk}
+	cmd.Stderr = os.Stderr
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := json.NewEncoder(in).Encode(s.spec); err != nil {
+		s.t.Fatal(err)
+	}
+	answer, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.HasPrefix(answer, "pid ") {
+		s.t.Fatalf("answer is %q, %v", answer, err)
+	}
+	return cmd, strings.TrimSpace(strings.TrimPrefix(answer, "pid "))
+}
+
+// TestHolderKeepsNothingOfTheService: a descriptor that leaked into the helper
+// stays neither with the holder nor with its program.
+func TestHolderKeepsNothingOfTheService(t *testing.T) {
+	normal(t)
+	s := newStage(t)
+	s.spec.Args = []string{"/bin/sh", "-c", "exec cat <&3"}
+	s.spec.Holder.CloseTimeout = 50 * time.Millisecond
+	junk, err := os.CreateTemp(s.dir, "junk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer junk.Close()
+	cmd, pid := s.untidyService(junk)
+	id, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder, err := unix.PidfdOpen(id, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(holder)
+	for target := range descriptors(t, pid) {
+		if target == junk.Name() {
+			t.Errorf("the holder has %s", target)
+		}
+	}
+	if err := unix.PidfdSendSignal(holder, unix.SIGWINCH, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	endOf(t, holder)
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
 }
 
 // endOf waits for the end of a process.

@@ -417,6 +417,16 @@ func TestRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCode(t, Remove(t.Context(), filepath.Join(dir, "top")), fault.UnsafePath)
+	// A link in the place of the tree that is taken apart.
+	planted := filepath.Join(dir, "planted")
+	if err := errors.Join(os.Mkdir(planted, 0o700), os.Symlink(outside, planted+suffixRemoving)); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, Remove(t.Context(), planted), fault.UnsafePath)
+	only(t, outside, "keep")
+	if err := errors.Join(os.Remove(planted+suffixRemoving), os.Remove(planted)); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	wantCode(t, Remove(ctx, snapshot), fault.Canceled)

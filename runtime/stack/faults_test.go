@@ -67,6 +67,11 @@ func (w *world) restart(ev fleet.Evidence, generation uint64) fleet.Evidence {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	obs, err := w.Observe(w.t.Context(), ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.lastExit = obs.Exit
 	if _, err := w.Stop(w.t.Context(), ev, "test"); err != nil {
 		w.t.Fatal(err)
 	}
@@ -126,6 +131,9 @@ func TestLoginSurvives(t *testing.T) {
 		cancel()
 		generation++
 		ev = w.restart(ev, generation)
+		if x := w.lastExit; strings.HasPrefix(name, "systemctl") && (x == nil || !x.Clean || x.Trigger != "signal") {
+			t.Errorf("after %s the browser's end is %+v", name, x)
+		}
 		if got := w.cookie(ev); got != want {
 			t.Errorf("after %s the cookie is %q, want %q", name, got, want)
 		}

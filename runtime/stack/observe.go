@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"abfleet/internal/cdp"
@@ -74,7 +75,8 @@ func (r *Runtime) exitReport(e evidence) *fleet.ExitReport {
 // trigger translates the holder's word for what ended a browser into the
 // fleet's.
 func trigger(t string) string {
-	switch t {
+	word, _, _ := strings.Cut(t, ":")
+	switch word {
 	case holder.TriggerClose:
 		return "stop"
 	case holder.TriggerSignal:

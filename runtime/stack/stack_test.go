@@ -59,8 +59,9 @@ func inside(t *testing.T) {
 
 type world struct {
 	*Runtime
-	t   *testing.T
-	cfg *config.Config
+	t        *testing.T
+	cfg      *config.Config
+	lastExit *fleet.ExitReport // of the Stack that restart found
 }
 
 func newWorld(t *testing.T) *world {
