@@ -399,10 +399,11 @@ func (s *setup) remove(ctx context.Context) error {
 		}
 	}
 	if dir := s.getenv("XDG_RUNTIME_DIR"); dir != "" {
-		// systemd leaves the path of a socket behind.
-		run := filepath.Join(dir, s.prefix)
-		_ = os.Remove(filepath.Join(run, "control.sock"))
-		_ = os.Remove(run)
+		// systemd leaves the path of a socket behind, and browsers that it
+		// stopped leave cookies and passwords that open nothing any more.
+		if err := os.RemoveAll(filepath.Join(dir, s.prefix)); err != nil {
+			return fault.Wrap(err, fault.UnsafePath, "remove runtime files", "Remove them yourself")
+		}
 	}
 	if err := s.systemctl(ctx, "daemon-reload"); err != nil {
 		return err

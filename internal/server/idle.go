@@ -28,9 +28,6 @@ type idle struct {
 
 func newIdle(after time.Duration, busy func() bool) *idle {
 	i := &idle{after: after, busy: busy, done: make(chan struct{}), conns: make(map[net.Conn]struct{})}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.arm()
 	return i
 }
 
@@ -40,18 +37,19 @@ func (i *idle) arm() {
 	if i.timer != nil {
 		i.timer.Stop()
 	}
-	if i.after <= 0 || i.over || len(i.conns) > 0 {
+	if i.after <= 0 || i.over || len(i.conns) > 0 || len(i.gates) == 0 {
 		return
 	}
 	serial := i.serials
 	i.timer = time.AfterFunc(i.after, func() { i.expire(serial) })
 }
 
-// watch adds a gate.
+// watch adds a gate. Before there is one the service is not idle, it starts.
 func (i *idle) watch(g *gate) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.gates = append(i.gates, g)
+	i.arm()
 }
 
 // connState counts connections. Viewers leave it when they are upgraded; busy
@@ -87,7 +85,8 @@ func (i *idle) expire(serial int) {
 	if i.over {
 		return
 	}
-	if len(i.conns) == 0 && !i.busy() {
+	// A gate that came meanwhile is not held.
+	if len(i.gates) == len(gates) && len(i.conns) == 0 && !i.busy() {
 		i.over = true
 		close(i.done)
 		return

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +33,7 @@ func Main() int {
 		unix.CloseOnExec(fd)
 	}
 	closeInherited()
+	defaultSignals()
 	spec, err := readSpec(goFD)
 	if err == errNotReleased {
 		return 0
@@ -250,6 +252,17 @@ func openOutput(spec *Spec) {
 	for _, out := range []int{1, 2} {
 		// dup3 cannot fail on two open descriptors.
 		_ = unix.Dup3(fd, out, 0)
+	}
+}
+
+// defaultSignals gives the C library's own two signals their default action,
+// for this process and what it starts. The Go runtime leaves them alone, and
+// some ancestors (GNU make's children) ignore them.
+func defaultSignals() {
+	var dflt [4]uint64 // struct sigaction with SIG_DFL, no flags and an empty mask
+	for _, sig := range []uintptr{32, 33} {
+		// It fails for no valid signal.
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&dflt)), 0, 8, 0, 0)
 	}
 }
 

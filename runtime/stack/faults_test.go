@@ -324,7 +324,7 @@ func TestRefusals(t *testing.T) {
 	lock.Close()
 
 	foreign := exec.Command(chromium, "--headless=new", "--user-data-dir="+dir, "--remote-debugging-port=0", "about:blank")
-	foreign.Env = append(os.Environ(), "DBUS_SESSION_BUS_ADDRESS=disabled:")
+	foreign.Env = append(os.Environ(), "DBUS_SESSION_BUS_ADDRESS=disabled:", "BREAKPAD_DUMP_LOCATION="+t.TempDir())
 	if err := foreign.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ func TestServiceRestarts(t *testing.T) {
 	servicePID := func() string { return w.sh("systemctl --user show -P MainPID abfleetd.service") }
 	for name, event := range map[string]string{
 		"restart":       "systemctl --user restart abfleetd.service",
-		"SIGKILL":       "systemctl --user kill --signal=KILL abfleetd.service",
+		"SIGKILL":       "pid=$(systemctl --user show -P MainPID abfleetd.service); kill -KILL $pid; while kill -0 $pid 2>/dev/null; do :; done",
 		"daemon-reload": "systemctl --user daemon-reload",
 		"daemon-reexec": "systemctl --user daemon-reexec",
 	} {
