@@ -146,9 +146,18 @@ func TestNothingExposed(t *testing.T) {
 		t.Errorf("renderers are sandboxed like this (seccomp, user namespace, pid namespace): %q", sandboxed)
 	}
 
-	for _, frame := range []string{"window", "frames[0]"} {
-		a.mustContain("browser_evaluate", map[string]any{"function": "() => [" + frame + "].map(w => { try { return w.navigator.webdriver } catch { return 'other site' } }).join()"}, "")
-	}
+	// Frames of the page's own site, a frame of no site, and a new tab too.
+	a.mustContain("browser_evaluate", map[string]any{"function": `async () => {
+		const seen = [...document.querySelectorAll("iframe")].map(f => f.contentDocument && f.contentWindow.navigator.webdriver).filter(v => v !== null);
+		const frame = document.createElement("iframe");
+		frame.src = "data:text/html,<script>parent.postMessage(String(navigator.webdriver), '*')</script>";
+		const told = new Promise(done => addEventListener("message", e => done(e.data), { once: true }));
+		document.body.append(frame);
+		return [await told, ...seen.map(String)].every(v => v === "false") && seen.length > 0 ? "none knows" : seen.join();
+	}`}, "none knows")
+	a.must("browser_tabs", map[string]any{"action": "new", "url": siteURL + "/form"})
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => navigator.webdriver"}, "false")
+	a.must("browser_tabs", map[string]any{"action": "close"})
 	a.mustContain("browser_evaluate", map[string]any{"function": "() => navigator.webdriver"}, "false")
 	// The window fills the screen: 800 less 87 of tabs and address bar, and
 	// no warning bar of 56.
