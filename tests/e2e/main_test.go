@@ -17,6 +17,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"abfleet/internal/fault"
+	"abfleet/internal/tools/toolstest"
 	"abfleet/tests/rig"
 	"abfleet/tests/site"
 )
@@ -207,13 +208,10 @@ func (w *world) leaks(answer string) {
 	if w.secrets == nil {
 		w.secrets = strings.Fields(w.sh(`systemctl --user list-units --plain --no-legend 'abfleet-*' | awk '{print $1}'
 			ls "$XDG_RUNTIME_DIR/abfleet" | grep -E '^[a-z0-9]{10}$'
-			ls "$HOME"/.local/state/abfleet/identities/*/profiles | grep -E '^[a-z0-9-]{8,}$'
-			echo cdp.sock rfb.sock control.sock .scope .slice devtools ws://`))
+			ls "$HOME"/.local/state/abfleet/identities/*/profiles | grep -E '^[a-z0-9-]{8,}$'`))
 	}
-	for _, secret := range w.secrets {
-		if strings.Contains(answer, secret) {
-			w.t.Errorf("an answer to an agent contains %q:\n%s", secret, answer)
-		}
+	if found := toolstest.LeakCheck(answer, w.secrets...); found != nil {
+		w.t.Errorf("an answer to an agent contains %q:\n%s", found, answer)
 	}
 }
 

@@ -21,7 +21,10 @@ leftovers() {
 	done
 	find /sys/fs/cgroup -mindepth 1 -type d -printf 'cgroup %p\n'
 	comm -13 <(sort <<<"$mounts") <(cut -d' ' -f5 /proc/self/mountinfo | sort) | sed 's/^/mount /'
-	find /tmp /var/tmp -mindepth 1 -maxdepth 1 ! -name 'node-compile-cache' -printf 'file %p\n'
+	# The directory of X sockets is made by the first X server of a machine and
+	# stays; what is in it has to go.
+	find /tmp /var/tmp -mindepth 1 -maxdepth 1 ! -name 'node-compile-cache' ! -path /tmp/.X11-unix -printf 'file %p\n'
+	find /tmp/.X11-unix -mindepth 1 -printf 'file %p\n' 2>/dev/null || true
 }
 
 cd /root/abfleet
