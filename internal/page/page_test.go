@@ -877,6 +877,10 @@ func TestSnapshotDuringNavigation(t *testing.T) {
 				return
 			case <-time.After(30 * time.Millisecond):
 				tab.target.session.Call(ctx, "Page.reload", nil, nil)
+				// A document that is replaced before it is there is rightly
+				// refused; on a slow machine that would be every one.
+				tab.target.session.Call(ctx, "Runtime.evaluate", map[string]any{"awaitPromise": true,
+					"expression": `new Promise(r => document.readyState === "complete" ? setTimeout(r, 60) : addEventListener("load", () => setTimeout(r, 60)))`}, nil)
 			}
 		}
 	})
