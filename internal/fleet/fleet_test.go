@@ -434,9 +434,11 @@ func TestSwitchFromStuck(t *testing.T) {
 	}
 
 	h.rt.FailStop = nil
-	// An ordinary stop cleans it and does not make it READY.
-	if v, err := s.StopSession(t.Context(), user, "s"); err != nil || v.State != fleet.Broken {
-		t.Errorf("stop: %+v %v", v, err)
+	// An ordinary stop cleans it, does not make it READY, and says so.
+	_, err = s.StopSession(t.Context(), user, "s")
+	wantCode(t, "stop of a BROKEN browser", err, fault.BrowserNotControllable)
+	if v, err := s.Session(t.Context(), "s"); err != nil || v.State != fleet.Broken {
+		t.Errorf("after the stop: %+v %v", v, err)
 	}
 	if len(h.rt.Remains()) != 1 {
 		t.Errorf("running: %v", h.rt.Remains())
@@ -449,6 +451,54 @@ func TestSwitchFromStuck(t *testing.T) {
 	}
 	if !slices.Contains(s.types(), audit.RuntimeRecovered) {
 		t.Error("the recovery is not in the audit trail")
+	}
+}
+
+// TestBrokenIsRecoveredByAPerson protects a session with one Identity from
+// being lost for good: whoever may recover it does so by choosing the Identity
+// again, and an agent may not.
+func TestBrokenIsRecoveredByAPerson(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.use("s", "a")
+	h.rt.FailStop = func(string) error {
+		return fault.New(fault.BrowserStopUnproven, "stop browser", "Look", "another process has its Profile")
+	}
+	_, err := s.StopSession(t.Context(), user, "s")
+	wantCode(t, "stop", err, fault.BrowserStopUnproven)
+	_, err = s.UseIdentity(t.Context(), user, "s", "a")
+	wantCode(t, "use while the cause lasts", err, fault.BrowserStopUnproven)
+	h.rt.FailStop = nil
+	_, err = s.UseIdentity(t.Context(), agent, "s", "a")
+	wantCode(t, "use by an agent", err, fault.BrowserNotControllable)
+	if v, err := s.UseIdentity(t.Context(), user, "s", "a"); err != nil || v.State != fleet.Controllable || v.Problem != nil {
+		t.Errorf("use by a person: %+v %v", v, err)
+	}
+}
+
+// TestUndecided protects sessions from a service manager that cannot be asked,
+// as while the host shuts down: what could not be found out is no fault of the
+// browser, and the next use goes on from what is true then.
+func TestUndecided(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.use("s", "a")
+	h.rt.FailStop = func(string) error {
+		return fmt.Errorf("%w: connection closed", fleet.ErrUndecided)
+	}
+	if _, err := s.StopSession(t.Context(), user, "s"); err == nil {
+		t.Error("a stop that proved nothing succeeded")
+	}
+	if v, err := s.Session(t.Context(), "s"); err != nil || v.State == fleet.Broken {
+		t.Errorf("after it: %+v %v", v, err)
+	}
+	h.rt.FailStop = nil
+	if v, err := s.UseIdentity(t.Context(), agent, "s", "a"); err != nil || v.State != fleet.Controllable {
+		t.Errorf("the next use: %+v %v", v, err)
 	}
 }
 

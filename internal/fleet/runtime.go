@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"time"
 )
@@ -88,6 +89,11 @@ type StartError struct {
 
 func (e *StartError) Error() string { return e.Err.Error() }
 func (e *StartError) Unwrap() error { return e.Err }
+
+// ErrUndecided is in the chain of an error of Start or Stop when it could not
+// be found out what is left, as while the host shuts down: nothing is wrong with
+// the Stack, and it is looked at again later.
+var ErrUndecided = errors.New("the service manager cannot be asked")
 
 // Observation is what Observe saw.
 type Observation struct {

@@ -187,7 +187,13 @@ func (f *Fleet) ensure(ctx context.Context, actor audit.Actor, b *bound) (*runti
 	switch r.Value.State {
 	case Controllable:
 		return r, nil
-	case Stopped:
+	case Broken:
+		// Only a person's choice of the Identity gets past this.
+		if r, err = f.recover(ctx, actor, opStart, r); err != nil {
+			return nil, err
+		}
+	}
+	if r.Value.State == Stopped {
 		return f.start(ctx, actor, opStart, r.Key, b.binding.Key, "")
 	}
 	return nil, f.notControllable(opStart, r)
@@ -435,11 +441,14 @@ func (f *Fleet) StopSession(ctx context.Context, actor audit.Actor, session stri
 		if b == nil {
 			return SessionView{}, noSession(opStop, session)
 		}
-		_, _, err = f.stop(ctx, actor, opStop, "session stopped", b.profile.Value.Instance, func(tx *store.Tx) error {
+		r, _, err := f.stop(ctx, actor, opStop, "session stopped", b.profile.Value.Instance, func(tx *store.Tx) error {
 			return setWanted(tx, session, WantedStopped)
 		})
 		if err != nil {
 			return SessionView{}, err
+		}
+		if r.Value.State != Stopped {
+			return SessionView{}, f.notControllable(opStop, r)
 		}
 		return f.sessionView(session)
 	})

@@ -314,7 +314,7 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 // notControllable is the error for a Stack that settle found in a state that
 // only a person can end.
 func (f *Fleet) notControllable(op string, r *runtime) error {
-	hint := "Do not retry. A person can look at the journal of the service, or select another Identity for this session"
+	hint := "Do not retry. A person can end what the journal of the service names and select the Identity again: abfleet session use"
 	if r.Value.login() {
 		hint = "Start the login again: that cleans it up first"
 	}
@@ -468,6 +468,10 @@ func (f *Fleet) startFailed(ctx context.Context, actor audit.Actor, op string, s
 		hint = "Do not retry. Its cleanup is not proven, so it is kept and not exposed; a person has to look at the journal of the service"
 	}
 	public := f.failure(serr, fault.BrowserStartFailed, op, hint, r)
+	if !confirmed && errors.Is(serr, ErrUndecided) {
+		// What was released is recorded; it is settled at the next use or start.
+		return public
+	}
 	_, err = f.changeRuntime(r.Key, func(tx *store.Tx, r *runtime) error {
 		fact := facts{vacant: confirmed}
 		if err := r.Value.apply(onStartFailed, fact, now()); err != nil {
@@ -521,6 +525,10 @@ func (f *Fleet) stop(ctx context.Context, actor audit.Actor, op, reason, instanc
 	var public error
 	if serr != nil {
 		public = f.failure(serr, fault.BrowserStopUnproven, op, "It is kept and not exposed. Look at the journal of the service; nothing that is not proven ours was signalled", r)
+	}
+	if errors.Is(serr, ErrUndecided) {
+		// The record stays as it is, and is settled at the next use or start.
+		return r, report, public
 	}
 	was, left := r.Value.State, Evidence(nil)
 	if serr != nil {

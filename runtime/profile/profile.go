@@ -79,6 +79,26 @@ func Create(dir string) error {
 	return classify(syncDir(parent), op)
 }
 
+// Unlock removes the browser's locks from a profile that is proven vacant. A
+// SingletonLock that a crash left keeps Chromium from starting when the host's
+// name has changed since.
+func Unlock(dir string) error {
+	op := "unlock profile " + dir
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return classify(err, op)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "Singleton") {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return classify(err, op)
+		}
+	}
+	return nil
+}
+
 // Clone copies the profile or snapshot at src to dst, which must not exist,
 // without caches and locks. The copy is writable. When Clone fails there is
 // nothing at dst; without space the error's code is no_space.

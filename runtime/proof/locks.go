@@ -62,7 +62,7 @@ func ReadSingleton(profile string) (host string, pid int, ok bool) {
 // liveSingleton reports whether the lock's owner may be a live browser on this
 // host. A number that now belongs to a program that is no browser was recycled.
 // A process that cannot be looked at counts as a browser.
-func (v *Verifier) liveSingleton(s singleton) bool {
+func (v *Verifier) liveSingleton(s singleton, profile string) bool {
 	if !s.here() || !alive(s.pid) {
 		return false
 	}
@@ -70,7 +70,27 @@ func (v *Verifier) liveSingleton(s singleton) bool {
 	if errors.Is(err, errGone) {
 		return alive(s.pid)
 	}
-	return err != nil || isProgram(exe, browserPrograms, v.Chromium)
+	return (err != nil || isProgram(exe, browserPrograms, v.Chromium)) && !locksAnother(s.pid, profile)
+}
+
+// locksAnother reports whether a process holds open the lock file of another
+// Profile whose SingletonLock names it. A browser has one Profile, so the
+// number in this one's lock was recycled.
+func locksAnother(pid int, profile string) bool {
+	files, err := openFiles(pid)
+	if err != nil {
+		return false
+	}
+	for _, target := range files {
+		other, ok := strings.CutSuffix(target, ".lock")
+		if !ok || other == filepath.Clean(profile) {
+			continue
+		}
+		if s, err := readSingleton(other); err == nil && s.here() && s.pid == pid {
+			return true
+		}
+	}
+	return false
 }
 
 // flockState says who holds a lock file.
@@ -202,7 +222,7 @@ func (v *Verifier) profileFree(profile, lockFile string) *heldBy {
 		return nil
 	case err != nil:
 		return &heldBy{refuse(SingletonUnclear, "%w", err), 0}
-	case v.liveSingleton(s):
+	case v.liveSingleton(s, profile):
 		return &heldBy{refuse(SingletonLive, "the SingletonLock of %s names %s, which lives", profile, s), s.pid}
 	case !s.here() && !lock.exists:
 		// After a change of the host's name the lock is stale and our own free

@@ -86,6 +86,13 @@ func userDataDir(args []string) string {
 	return ""
 }
 
+// titleNames reports whether a title that the program wrote over its command
+// line, one string with spaces for the NULs, has the Profile in it. That is
+// enough to keep away, never to act.
+func titleNames(args []string, profile string) bool {
+	return len(args) == 1 && strings.Contains(args[0]+" ", " --user-data-dir="+filepath.Clean(profile)+" ")
+}
+
 // profileSignature checks that a browser process has the Profile: by the
 // SingletonLock that names it or, only where there is no SingletonLock (a
 // browser that is exiting removes it early) and strict is false, by its command

@@ -270,7 +270,7 @@ func (v *Verifier) usesProfile(pid int, profile string) string {
 			return ""
 		}
 	}
-	if userDataDir(args) == filepath.Clean(profile) && alive(pid) {
+	if (userDataDir(args) == filepath.Clean(profile) || titleNames(args, profile)) && alive(pid) {
 		return fmt.Sprintf("runs %s on %s", name, profile)
 	}
 	return ""

@@ -98,6 +98,20 @@ func TestLoginSurvives(t *testing.T) {
 			}
 			return err
 		},
+		"our own stop without its pidfile": func(e evidence) error {
+			if err := os.Remove(w.files(e.Instance).pidfile(role.NameChromium)); err != nil {
+				return err
+			}
+			_, err := w.Stop(t.Context(), e.encode(), "test")
+			return err
+		},
+		"our own stop of a holder that was moved": func(e evidence) error {
+			_, err := w.units.StartScope(t.Context(), unit.Scope{Name: "foreign.scope", Slice: "foreign.slice", PID: e.Chromium.Leader.PID, KillSignal: syscall.SIGTERM, TimeoutStop: time.Second})
+			if err == nil {
+				_, err = w.Stop(t.Context(), e.encode(), "test")
+			}
+			return err
+		},
 		"systemctl stop of the slice": func(e evidence) error {
 			return exec.Command("systemctl", "--user", "stop", w.slice(e.Instance)).Run()
 		},
@@ -140,6 +154,48 @@ func TestLoginSurvives(t *testing.T) {
 	}
 	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestStaleSingletonLock protects Profiles from locks that a crash left: one of
+// another host name, as after a power cut and a new name, and one whose number
+// now belongs to another browser of ours.
+func TestStaleSingletonLock(t *testing.T) {
+	w := newWorld(t)
+	other := w.start("iiiiiiiiii", w.cfg.TemplateDir("identity-2"))
+	o, err := decode(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev := w.start("jjjjjjjjjj", w.cfg.TemplateDir("identity-1"))
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, target := range []string{"another-host-12345", fmt.Sprintf("%s-%d", host, o.Chromium.Browser.PID)} {
+		w.setCookie(ev, target)
+		e, err := decode(ev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, filepath.Join(e.Profile, "SingletonLock")); err != nil {
+			t.Fatal(err)
+		}
+		ev, err = w.Start(t.Context(), fleet.StartRequest{Instance: e.Instance, Generation: uint64(i + 2), Profile: e.Profile})
+		if err != nil {
+			t.Fatalf("lock of %s: %v", target, err)
+		}
+		if got := w.cookie(ev); got != target {
+			t.Errorf("lock of %s: the cookie is %q", target, got)
+		}
+	}
+	for _, ev := range []fleet.Evidence{ev, other} {
+		if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -303,6 +303,13 @@ func (s *starting) placeChromium(ctx context.Context, try int) (*placed, error) 
 
 func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	restore, _ := profile.ExitedCleanly(s.req.Profile)
+	if pid, what, held := proof.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
+		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
+			"its Profile was taken by %s (pid %d) meanwhile", what, pid)
+	}
+	if err := profile.Unlock(s.req.Profile); err != nil {
+		return err
+	}
 	c := role.Chromium{
 		Program: s.cfg.Chromium, Profile: s.req.Profile, Display: s.ev.Display.Display, Authority: s.files.authority(),
 		Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight, Home: home(), TempDir: s.tempDir(s.req.Instance),

@@ -31,20 +31,35 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 	if e.Chromium != nil {
 		clean, detail, err := r.stopBrowser(ctx, e, reason)
 		report.Clean, report.Detail = clean, detail
+		if populated, perr := (unit.Cgroup{Path: e.Chromium.Cgroup}).Populated(); err != nil && (perr != nil || populated) {
+			// The display has to outlive the browser: one that loses its
+			// X server ends at once, and its last cookies with it.
+			return report, r.unproven(e, err)
+		}
 		errs = append(errs, err)
 	}
 	if e.Display != nil {
 		errs = append(errs, r.stopRole(ctx, *e.Display, killOrder))
 	}
 	if err := r.vacate(ctx, e); err != nil {
-		return report, fault.Wrap(errors.Join(append(errs, err)...), fault.BrowserStopUnproven, "stop browser",
-			"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
+		return report, r.unproven(e, err, errs...)
 	}
 	// The empty slice would stay loaded for as long as the manager runs.
 	if err := r.units.StopSlice(ctx, r.slice(e.Instance)); err != nil {
 		r.log.Warn("an empty slice stays", "unit", r.slice(e.Instance), "err", err)
 	}
 	return report, r.clearInstance(ctx, e)
+}
+
+// unproven is the error of a stop that cannot say that the Stack is gone. A
+// manager that cannot be asked decides nothing, which is told apart.
+func (r *Runtime) unproven(e evidence, err error, more ...error) error {
+	cause := errors.Join(append(more, err)...)
+	if proof.ReasonOf(err) == proof.UnitUnknown || errors.Is(err, unit.ErrClosed) {
+		cause = fmt.Errorf("%w: %w", fleet.ErrUndecided, cause)
+	}
+	return fault.Wrap(cause, fault.BrowserStopUnproven, "stop browser",
+		"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
 }
 
 // stopBrowser closes the browser cleanly through its holder and escalates by
@@ -74,9 +89,7 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (c
 	} else if proof.Ended(err) || errors.Is(err, unit.ErrNotLoaded) {
 		err = nil
 	} else {
-		// The leader may be gone while the browser member lives on: its
-		// socket closed with the leader, so it is ending by itself.
-		err = r.stopOrphan(ctx, *e.Chromium, err)
+		err = r.stopRefused(ctx, e, reason, err)
 	}
 	exit, xerr := holder.ReadExit(r.files(e.Instance).exit())
 	switch {
@@ -94,14 +107,31 @@ func ignoreEnded(err error) error {
 	return err
 }
 
-// stopOrphan waits for the rest of a scope whose leader is gone.
-func (r *Runtime) stopOrphan(ctx context.Context, g proof.Generation, cause error) error {
-	wctx, cancel := context.WithTimeout(ctx, termWait)
-	defer cancel()
-	if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(wctx); err == nil {
+// stopRefused ends a browser whose proof was refused, without a signal of ours.
+// The key opens that generation's own holder and nothing else, so asking it
+// needs no more proof; then systemd is asked to stop the recorded invocation,
+// which closes the browser cleanly too.
+func (r *Runtime) stopRefused(ctx context.Context, e evidence, reason string, refusal error) error {
+	cgroup := unit.Cgroup{Path: e.Chromium.Cgroup}
+	empty := func(d time.Duration) bool {
+		wctx, cancel := context.WithTimeout(ctx, d)
+		defer cancel()
+		return cgroup.WaitEmpty(wctx) == nil
+	}
+	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+	cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason)
+	cancel()
+	// Without a holder the browser has lost its socket and ends by itself.
+	if empty(termWait) {
 		return nil
 	}
-	return cause
+	if err := r.verifier.StopUnit(ctx, *e.Chromium); err != nil {
+		return errors.Join(refusal, cerr, err)
+	}
+	if empty(termWait) {
+		return nil
+	}
+	return refusal
 }
 
 // escalate ends a browser that the clean close did not end.
