@@ -161,16 +161,18 @@ func (a *Auth) LoginHandler() http.Handler {
 	})
 }
 
-// login exchanges the token for a cookie. Failed tries are limited over all
-// callers: on a loopback socket there is nothing to tell them apart by.
+// login exchanges the token for a cookie. Wrong tokens are limited over all
+// callers: on a loopback socket there is nothing to tell them apart by. The
+// right one always gets in, or any user of the host could keep people out; it
+// is far too long to be guessed at any rate.
 func (a *Auth) login(w http.ResponseWriter, r *http.Request, token string) error {
 	const op = "log in"
-	if wait := a.failures.wait(); wait > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(int((wait+time.Second-1)/time.Second)))
-		return fault.New(fault.TooManyAttempts, op, "Wait a minute, then open the URL that `abfleet view` prints", "too many wrong tokens")
-	}
 	sum := sha256.Sum256([]byte(token))
 	if subtle.ConstantTimeCompare(sum[:], a.tokenSum[:]) != 1 {
+		if wait := a.failures.wait(); wait > 0 {
+			w.Header().Set("Retry-After", strconv.Itoa(int((wait+time.Second-1)/time.Second)))
+			return fault.New(fault.TooManyAttempts, op, "Open the URL that `abfleet view` prints", "too many wrong tokens")
+		}
 		a.failures.take()
 		return fault.New(fault.InvalidToken, op, "Open the URL that `abfleet view` prints", "the token is wrong")
 	}

@@ -156,7 +156,7 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, twin := range []string{"Straße ÄÖ K", "STRAßE äö k", " straße äö \u212a "} {
+	for _, twin := range []string{"Straße ÄÖ K", "STRAßE äö k", " straße äö \u212a ", "\ufeffStraße ÄÖ K", "Stra\u00adße Ä\u200bÖ K"} {
 		_, err := s.CreateIdentity(ctx, user, twin)
 		wantCode(t, twin, err, fault.DuplicateIdentity)
 		if v, err := s.Identity(ctx, twin); err != nil || v.ID != first.ID {
@@ -166,6 +166,7 @@ func TestNames(t *testing.T) {
 	for name, bad := range map[string]string{
 		"empty": "", "blank": " \t ", "long": strings.Repeat("ä", 81), "newline": "a\nb", "escape": "a\x1b[1m",
 		"direction": "a\u202eb", "line": "a\u2028b", "bytes": "a\xff", "id": first.ID, "other id": "Identity-AAAAAAAAAAAAAAAA",
+		"unseen": "\u200b", "lost": "a\ufffd",
 	} {
 		_, err := s.CreateIdentity(ctx, user, bad)
 		wantCode(t, name, err, fault.InvalidName)

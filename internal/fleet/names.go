@@ -33,6 +33,10 @@ func checkName(op, name string) (string, error) {
 		return "", fault.New(fault.InvalidName, op, hint, "the name is not valid UTF-8")
 	case strings.IndexFunc(name, unprintable) >= 0:
 		return "", fault.New(fault.InvalidName, op, hint, "the name has a control character")
+	case strings.ContainsRune(name, utf8.RuneError):
+		return "", fault.New(fault.InvalidName, op, hint, "the name has a replacement character, so a part of it was lost")
+	case fold(name) == "":
+		return "", fault.New(fault.InvalidName, op, hint, "the name has no visible character")
 	case identityID.MatchString(strings.ToLower(name)):
 		return "", fault.New(fault.InvalidName, op, "Choose a name that does not look like an id", "the name has the form of an Identity's id")
 	}
@@ -52,9 +56,13 @@ func unprintable(r rune) bool {
 }
 
 // fold returns the form in which names are compared: each rune is replaced by
-// the least of those that differ from it in case only.
+// the least of those that differ from it in case only, and those that are not
+// seen are left out.
 func fold(name string) string {
 	return strings.Map(func(r rune) rune {
+		if unicode.Is(unicode.Cf, r) {
+			return -1
+		}
 		least := r
 		for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
 			least = min(least, f)

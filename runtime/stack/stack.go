@@ -231,11 +231,13 @@ func (r *Runtime) prove(ctx context.Context, g *proof.Generation) error {
 		return fault.New(fault.BrowserNotControllable, "reach browser", "start it again", "this role was never started")
 	}
 	live, err := r.verifier.Live(ctx, *g)
-	if err != nil {
-		return fault.Wrap(err, fault.BrowserNotControllable, "reach browser", "it is started again on its next use")
+	if err == nil {
+		defer live.Close()
+		if g.Browser != nil {
+			_, err = live.Browser()
+		}
 	}
-	live.Close()
-	return nil
+	return fault.Wrap(err, fault.BrowserNotControllable, "reach browser", "it is started again on its next use")
 }
 
 // newKey returns the secret that opens one generation's holder.
