@@ -112,16 +112,54 @@ func TestPoweroff(t *testing.T) {
 	a.hasCookie("slice")
 
 	a.cookie("manager")
-	if out, err := w.RootSh(t.Context(), fmt.Sprintf("systemctl stop user@%d.service && systemctl start user@%d.service", w.UID(), w.UID())); err != nil {
-		w.fail(fmt.Errorf("%w: %s", err, out))
-	}
+	w.relogin()
 	w.agent("alpha").hasCookie("manager")
+
+	// The user's manager goes while a browser starts, and while one stops.
+	for _, args := range [][]string{{"session", "use", "beta", "work"}, {"session", "stop", "beta"}} {
+		w.meanwhile(args, w.relogin)
+		if s := w.must("session", "use", "beta", "work").Session; s.State != "controllable" {
+			t.Errorf("after a logout in the middle of %v the session is %+v", args, s)
+		}
+	}
 
 	w.agent("alpha").cookie("poweroff")
 	w.check(w.Poweroff(t.Context()))
 	w.check(w.Close())
 	again := boot(t, rig.Options{Name: "poweroff", Home: home})
 	again.agent("alpha").hasCookie("poweroff")
+}
+
+// relogin stops the user's manager and starts it again. The runtime directory is
+// named too, since systemctl would not wait for it.
+func (w *world) relogin() {
+	w.t.Helper()
+	if out, err := w.RootSh(w.t.Context(), fmt.Sprintf("systemctl stop user@%[1]d.service user-runtime-dir@%[1]d.service && systemctl start user@%[1]d.service", w.UID())); err != nil {
+		w.fail(fmt.Errorf("%w: %s", err, out))
+	}
+}
+
+// meanwhile runs a command about a session and calls f once the service is seen
+// to be in the middle of it. What becomes of the command is not looked at.
+func (w *world) meanwhile(args []string, f func()) {
+	w.t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.abf(args...)
+	}()
+	for state := ""; state != "starting" && state != "stopping"; {
+		select {
+		case <-done:
+			w.fail(fmt.Errorf("%v was over before it was seen to begin", args))
+		default:
+		}
+		if answer, err := w.abf("session", "show", args[2]); err == nil {
+			state = answer.Session.State
+		}
+	}
+	f()
+	<-done
 }
 
 // TestNothingExposed protects the host: what listens, what anybody else could
