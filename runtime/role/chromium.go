@@ -56,6 +56,9 @@ func (c Chromium) Args() []string {
 		"--disable-breakpad", "--disable-dev-shm-usage", "--metrics-recording-only", "--no-pings",
 		"--hide-crash-restore-bubble", "--disable-search-engine-choice-screen",
 		"--disable-features=" + strings.Join(disabledFeatures, ","),
+		// Without it, Chromium acknowledges and drops a press into a page whose
+		// first frame is not on the screen yet: the agent's click is lost.
+		"--allow-pre-commit-input",
 	}
 	if c.Stealth {
 		args = append(args, "--disable-blink-features=AutomationControlled")

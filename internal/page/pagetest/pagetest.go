@@ -96,6 +96,7 @@ func (b *Browser) start(o Options) error {
 		"--disable-blink-features=AutomationControlled", "--disable-background-networking",
 		"--disable-component-update", "--disable-sync", "--window-size=1280,800",
 		"--disable-features=MediaRouter,OptimizationHints,Translate",
+		"--allow-pre-commit-input", // as in runtime/role
 	}
 	if !o.Headful {
 		args = append(args, "--headless=new", "--disable-gpu")
