@@ -430,7 +430,7 @@ func (b *Browser) explain(op string, err error) error {
 	case errors.As(err, &fe):
 		return err
 	case errors.Is(err, errDialog):
-		return fault.Wrap(err, fault.ModalState, op, "answer the dialog first, with browser_handle_dialog or in the live view")
+		return fault.Wrap(err, fault.ModalState, op, "the dialog has to be answered first")
 	case errors.Is(err, errCrashed):
 		return fault.Wrap(err, fault.PageCrashed, op, "navigate the tab again, or close it")
 	case errors.Is(err, errSilent):
@@ -444,8 +444,13 @@ func (b *Browser) explain(op string, err error) error {
 	case errors.Is(err, context.Canceled):
 		return fault.New(fault.Canceled, op, "", "%w", err)
 	default:
-		return fault.Wrap(err, fault.Internal, op, "")
+		return fault.Wrap(err, fault.Internal, op, "take a snapshot to see the page as it is now, then try again")
 	}
+}
+
+// Ping returns when the browser answers, whatever its pages do.
+func (b *Browser) Ping(ctx context.Context) error {
+	return b.conn.Root().Call(ctx, "Browser.getVersion", nil, nil)
 }
 
 // createPage opens a blank page and returns its tab when it is ready.

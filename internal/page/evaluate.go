@@ -26,18 +26,28 @@ const (
 // measure counts what a result would take to send, up to a limit, so that a
 // result of any size costs no more than that. It uses nothing that the page
 // could have replaced.
-const measure = `const size=(v,d)=>{
+const measure = `const size=(v,d)=>{if(d>deepest)deepest=d;
 if(typeof v==='string'){n+=v.length}else if(typeof v==='object'&&v!==null&&d<200){
 if(typeof v.nodeType==='number'||v===v.window)return;
+path[d]=v;if(d>DEEP)for(let i=0;i<d;i++)if(path[i]===v){ring=true;return}
 for(const k in v){n+=k.length+16;if(n>LIMIT)return;size(v[k],d+1)}}
-n+=8};let n=0;try{size(r,0)}catch{n=0}
-if(n>LIMIT)throw new RangeError('the result is larger than '+LIMIT+' bytes');`
+n+=8};const path=[];let n=0,deepest=0,ring=false;try{size(r,0)}catch{n=deepest=0}
+const limit=n=>{if(n>LIMIT)throw new RangeError('the result is larger than '+LIMIT+' bytes')};limit(n);
+if(deepest>DEEP&&!ring){const text=JSON.stringify(r,null,deepest<200?2:0);limit(text.length);return{'` + asText + `':text}}`
+
+// asText is the one member of what stands for a result that is nested deeper
+// than maxNesting: CDP cannot send it as a value, since its messages nest at most
+// 300 levels and a level of a value takes three of them.
+const (
+	asText     = "abfleet:json"
+	maxNesting = 60
+)
 
 // wrap makes the expression that is evaluated in the page. source is a function,
 // called with args, or an expression, taken as it is; it sees none of our names.
 func wrap(source, args string, limit int) string {
 	return "(async(f,...a)=>{const r=typeof f==='function'?await f(...a):await f;" +
-		strings.ReplaceAll(measure, "LIMIT", strconv.Itoa(limit)) + "return r})((" + source + "\n)" + args + ")"
+		strings.NewReplacer("LIMIT", strconv.Itoa(limit), "DEEP", strconv.Itoa(maxNesting)).Replace(measure) + "return r})((" + source + "\n)" + args + ")"
 }
 
 // Evaluate runs a function in the page's own world, or in that of the target's
@@ -88,6 +98,8 @@ func (t *Tab) Evaluate(ctx context.Context, function, target string) (string, Lo
 			return "", loc, nil
 		case ended(err), errors.Is(err, cdp.ErrClosed):
 			return "", loc, t.b.explain(op, err)
+		case tooDeep(err):
+			return "", loc, fault.New(fault.EvaluationFailed, op, "return less, or a simpler value", "the result is nested too deeply")
 		case contextGone(err):
 			// What ended the document shows a little later.
 			why := t.until(a.ctx, answerWait, func() bool { return t.documents > a.base.documents })
@@ -239,6 +251,12 @@ func (e evaluation) uncompiled() bool {
 	return e.Exception != nil && e.Exception.Exception.ClassName == "SyntaxError" && e.Exception.StackTrace == nil
 }
 
+// tooDeep reports whether a result nests deeper than a message of CDP may.
+func tooDeep(err error) bool {
+	var ce *cdp.CallError
+	return errors.As(err, &ce) && strings.Contains(ce.Message, "stack limit exceeded")
+}
+
 // stop ends a function that was given up, so that the page can be used again.
 // The returned channel closes when done.
 func (t *Tab) stop(s *cdp.Session, world int) <-chan struct{} {
@@ -295,6 +313,10 @@ func (t *Tab) format(ctx context.Context, s *cdp.Session, ev evaluation) (string
 				return "", err
 			}
 		}
+	}
+	if m := v.members(); v.kind() == "object" && len(m) == 1 && m[0].key == asText {
+		text, _ := m[0].value["value"].(string)
+		return text, nil
 	}
 	text, err := v.json(t.b.opts.MaxResult)
 	if err != nil {

@@ -2,6 +2,7 @@ package page
 
 import (
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -107,6 +108,43 @@ func TestBackgroundTab(t *testing.T) {
 	tabs, err := agent.Tabs(ctx)
 	if err != nil || len(tabs) != 1 || tabs[0].URL != "about:blank" || !tabs[0].Current {
 		t.Fatalf("tabs after closing all: %+v, %v", tabs, err)
+	}
+}
+
+// Pictures asked for at once, of a page that goes on loading others, do not get
+// into each other's way.
+func TestPicturesAtOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a second browser")
+	}
+	chromium := pagetest.Start(t, pagetest.Options{Headful: true, Env: []string{"DISPLAY=" + pagetest.Display(t)}})
+	ctx := testContext(t)
+	b, err := Attach(ctx, cdp.New(chromium.Pipe()), Options{KeepPage: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	url := site{"/long": `<p style="margin-top:2000px">end</p>`}.start(t) + "/long"
+	tab, err := b.Client("").NewTab(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				img, err := tab.Screenshot(ctx, ScreenshotOptions{FullPage: i%2 == 0})
+				if err != nil || (img.Height > 2000) != (i%2 == 0) {
+					t.Errorf("full page %t: %d px high, %v", i%2 == 0, img.Height, err)
+				}
+			})
+		}
+		wg.Go(func() {
+			if err := tab.Navigate(ctx, url); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
 	}
 }
 

@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -496,6 +497,34 @@ func TestEvaluate(t *testing.T) {
 	}
 	if got := eval(t, tab, "1"); got != "1" {
 		t.Fatal("the tab is not usable any more")
+	}
+}
+
+// A value may nest deeper than a message of CDP may.
+func TestEvaluateDeep(t *testing.T) {
+	tab := openPage(t, "")
+	nested := func(n int) string {
+		return fmt.Sprintf("() => { let a = 1; for (let i = 0; i < %d; i++) a = {a}; return a }", n)
+	}
+	for _, n := range []int{59, 61, 150, 1000} {
+		var v any
+		if err := json.Unmarshal([]byte(eval(t, tab, nested(n))), &v); err != nil {
+			t.Fatal(err)
+		}
+		depth := 0
+		for m, ok := v.(map[string]any); ok; m, ok = v.(map[string]any) {
+			v = m["a"]
+			depth++
+		}
+		if depth != n || v != 1.0 {
+			t.Errorf("nested %d levels: %d around %v", n, depth, v)
+		}
+	}
+	ctx := testContext(t)
+	for _, js := range []string{nested(1_000_000), "let b = 1; for (let i = 0; i < 500; i++) b = {b}; b"} {
+		if _, _, err := tab.Evaluate(ctx, js, ""); !fault.Is(err, fault.EvaluationFailed) || strings.Contains(err.Error(), "navigated") {
+			t.Errorf("%s: %v", js, err)
+		}
 	}
 }
 

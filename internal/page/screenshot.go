@@ -8,9 +8,11 @@ import (
 	"image"
 	"image/jpeg"
 	"image/png"
+	"maps"
 	"math"
 	"time"
 
+	"abfleet/internal/cdp"
 	"abfleet/internal/fault"
 )
 
@@ -23,6 +25,9 @@ const (
 	// for again, maxCaptures how often at most.
 	captureAgain = 500 * time.Millisecond
 	maxCaptures  = 16
+	// captureTries bounds how often a picture is begun again on a page that
+	// goes on loading other documents.
+	captureTries = 3
 	// maxCaptureSide is the longest side captured, in CSS pixels. The rest of a
 	// longer page is left out; Image.Cut says so.
 	maxCaptureSide = 16384
@@ -33,10 +38,12 @@ const (
 	jpegQuality = 90
 )
 
+const opScreenshot = "take screenshot"
+
 // Screenshot captures the viewport, the whole page or one element. It does not
 // change the page except that an element is scrolled into view.
 func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error) {
-	const op = "take screenshot"
+	const op = opScreenshot
 	img := Image{MIME: "image/png"}
 	params := map[string]any{"format": "png", "optimizeForSpeed": true, "fromSurface": true}
 	switch o.Type {
@@ -57,33 +64,60 @@ func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error
 	defer end()
 	limited, cancel := context.WithTimeout(ctx, t.b.opts.ActionTimeout+captureWait)
 	defer cancel()
+	// Pictures of one page are made one after another: each may resize it.
+	select {
+	case t.camera <- struct{}{}:
+		defer func() { <-t.camera }()
+	case <-limited.Done():
+		return img, t.b.explain(op, context.Cause(limited))
+	}
+	for range captureTries {
+		err = t.shoot(limited, o, params, &img)
+		if ce := (*cdp.CallError)(nil); !errors.As(err, &ce) || ce.Code != codeServerError {
+			break
+		}
+		// The document was replaced in the middle.
+		t.paint(limited)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return img, fault.New(fault.Timeout, op, "take a snapshot instead", "the page painted nothing within %v", captureWait)
+	default:
+		return img, t.explain(op, o.Target, err)
+	}
+	return img, nil
+}
+
+// shoot makes the picture of the page as it is now.
+func (t *Tab) shoot(ctx context.Context, o ScreenshotOptions, params map[string]any, img *Image) error {
+	params = maps.Clone(params)
 	var r rect
 	if o.Target != "" {
-		p, err := t.find(limited, o.Target, &r, "rect", map[string]any{"scroll": true})
+		p, err := t.find(ctx, o.Target, &r, "rect", map[string]any{"scroll": true})
 		if err != nil {
-			return img, t.explain(op, o.Target, err)
+			return err
 		}
 		img.Located = p.located(r.element)
-		if err := t.pageRect(limited, p.frame, &r); err != nil {
-			return img, t.explain(op, o.Target, err)
+		if err := t.pageRect(ctx, p.frame, &r); err != nil {
+			return err
 		}
 	}
-	s := t.target.session
 	var m layout
-	if err := s.Call(limited, "Page.getLayoutMetrics", nil, &m); err != nil {
-		return img, t.b.explain(op, err)
+	if err := t.target.session.Call(ctx, "Page.getLayoutMetrics", nil, &m); err != nil {
+		return err
 	}
 	clip, beyond := m.clip(o, r)
 	if clip.Width < 1 || clip.Height < 1 {
-		return img, fault.New(fault.TargetNotActionable, op, "capture the page instead", "the element has no size")
+		return fault.New(fault.TargetNotActionable, opScreenshot, "capture the page instead", "the element has no size")
 	}
 	img.Cut = clip.cut()
 	scale := 1.0
 	if !o.DeviceScale {
 		var p pageInfo
-		err := t.onMain(limited, func(ctx context.Context, f *frame) error { return t.ask(ctx, f, &p, "page") })
+		err := t.onMain(ctx, func(ctx context.Context, f *frame) error { return t.ask(ctx, f, &p, "page") })
 		if err != nil {
-			return img, t.explain(op, o.Target, err)
+			return err
 		}
 		if p.DPR > 0 {
 			scale = 1 / p.DPR
@@ -95,12 +129,9 @@ func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error
 	if beyond {
 		params["captureBeyondViewport"] = true
 	}
-	data, err := t.capture(limited, params)
+	data, err := t.capture(ctx, params)
 	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			return img, fault.New(fault.Timeout, op, "take a snapshot instead", "the page painted nothing within %v", captureWait)
-		}
-		return img, t.b.explain(op, err)
+		return err
 	}
 	img.Data = data
 	if c, _, err := image.DecodeConfig(bytes.NewReader(data)); err == nil {
@@ -108,7 +139,7 @@ func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error
 	} else {
 		img.Width, img.Height = int(math.Round(clip.Width)), int(math.Round(clip.Height))
 	}
-	return img, nil
+	return nil
 }
 
 // capture has Chromium make the picture. The picture of a page in the background

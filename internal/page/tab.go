@@ -24,6 +24,7 @@ type Tab struct {
 	target *target
 	ready  chan struct{} // closed when the frame tree is known, or never will be
 	turn   chan struct{} // capacity 1: held by the action at work
+	camera chan struct{} // capacity 1: held while a picture is made
 	awake  waker
 
 	readyOnce sync.Once
@@ -62,7 +63,7 @@ func newTab(b *Browser, info targetInfo, session *cdp.Session) *Tab {
 	b.lastTab++
 	t := &Tab{
 		seq: b.lastTab, b: b, id: info.TargetID, opener: info.OpenerID, firstURL: info.URL,
-		ready: make(chan struct{}), turn: make(chan struct{}, 1),
+		ready: make(chan struct{}), turn: make(chan struct{}, 1), camera: make(chan struct{}, 1),
 		frames: make(map[string]*frame), calls: make(map[*interruptible]struct{}),
 		answers: make(map[string]string), requests: make(map[string]*request),
 	}
