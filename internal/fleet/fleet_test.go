@@ -156,7 +156,7 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, twin := range []string{"Straße ÄÖ K", "STRAßE äö k", " straße äö \u212a ", "\ufeffStraße ÄÖ K", "Stra\u00adße Ä\u200bÖ K"} {
+	for _, twin := range []string{"Straße ÄÖ K", "STRAßE äö k", " straße äö \u212a ", "\ufeffStraße ÄÖ K", "Stra\u00adße Ä\u200bÖ K", "Ｓｔｒａße A\u0308Ö K"} {
 		_, err := s.CreateIdentity(ctx, user, twin)
 		wantCode(t, twin, err, fault.DuplicateIdentity)
 		if v, err := s.Identity(ctx, twin); err != nil || v.ID != first.ID {
@@ -945,9 +945,13 @@ func TestNothingLeaks(t *testing.T) {
 	use("t", "b")
 	h.rt.FailStop = nasty
 	use("u", "b")
-	say(s.StopSession(ctx, user, "s"))
+	stopped, err := s.StopSession(ctx, user, "s")
+	say(stopped, err)
+	if full := fleet.Unredacted(err); !strings.Contains(full.Error(), ".scope") || fault.HintOf(full) == "" || fault.CodeOf(full) != fault.CodeOf(err) {
+		t.Errorf("the operator reads %q with hint %q", full, fault.HintOf(full))
+	}
 	h.rt.FailObserve = nasty
-	_, err := s.Browser(ctx, "s")
+	_, err = s.Browser(ctx, "s")
 	say(nil, err)
 	say(nil, b.Running(ctx))
 	say(s.StartLogin(ctx, user, "a", ""))

@@ -6,6 +6,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/text/unicode/norm"
+
 	"abfleet/internal/fault"
 	"abfleet/internal/store"
 )
@@ -13,7 +15,7 @@ import (
 // Limits of what callers may name things.
 const (
 	maxName      = 80   // runes of an Identity's name
-	maxSessionID = 200  // bytes
+	maxSessionID = 200  // runes
 	maxURL       = 8192 // bytes
 )
 
@@ -55,7 +57,8 @@ func unprintable(r rune) bool {
 	return false
 }
 
-// fold returns the form in which names are compared: each rune is replaced by
+// fold returns the form in which names are compared: compatibility forms of a
+// character, as full width, are the character itself; each rune is replaced by
 // the least of those that differ from it in case only, and those that are not
 // seen are left out.
 func fold(name string) string {
@@ -68,19 +71,20 @@ func fold(name string) string {
 			least = min(least, f)
 		}
 		return least
-	}, name)
+	}, norm.NFKC.String(name))
 }
 
-func checkSession(op, session string) error {
-	const hint = "The session id comes from the caller's channel: 1 to 200 bytes of UTF-8 without control characters"
+// CheckSession returns why a session id cannot be one, with fault.InvalidSession.
+func CheckSession(op, session string) error {
+	const hint = "The session id comes from the caller's channel: 1 to 200 characters without control characters"
 	switch {
 	case session == "":
 		return fault.New(fault.InvalidSession, op, hint, "the session id is empty")
-	case len(session) > maxSessionID:
-		return fault.New(fault.InvalidSession, op, hint, "the session id has %d bytes", len(session))
+	case utf8.RuneCountInString(session) > maxSessionID:
+		return fault.New(fault.InvalidSession, op, hint, "the session id has %d characters", utf8.RuneCountInString(session))
 	case !utf8.ValidString(session):
 		return fault.New(fault.InvalidSession, op, hint, "the session id is not valid UTF-8")
-	case strings.IndexFunc(session, func(r rune) bool { return r < ' ' || r == 0x7f }) >= 0:
+	case strings.IndexFunc(session, unicode.IsControl) >= 0:
 		return fault.New(fault.InvalidSession, op, hint, "the session id has a control character")
 	}
 	return nil

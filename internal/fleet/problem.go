@@ -14,10 +14,23 @@ import (
 type redacted struct {
 	text string
 	err  error
+	// What text and the hint of the error around this one were before.
+	cause error
+	hint  string
 }
 
 func (r *redacted) Error() string { return r.text }
 func (r *redacted) Unwrap() error { return r.err }
+
+// Unredacted is an error of the fleet as its operator may see it, who has to find
+// what it speaks of.
+func Unredacted(err error) error {
+	var r *redacted
+	if e, ok := err.(*fault.Error); ok && errors.As(e.Err, &r) && e.Err == error(r) {
+		return &fault.Error{Code: e.Code, Op: e.Op, Hint: r.hint, Err: r.cause}
+	}
+	return err
+}
 
 var address = regexp.MustCompile(`(?i)\b(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+`)
 
@@ -67,7 +80,7 @@ func (f *Fleet) failure(err error, fallback fault.Code, op, hint string, r *runt
 	if errors.As(err, &inner) && inner.Op == op && inner.Err != nil && inner.Error() == err.Error() {
 		cause = inner.Err
 	}
-	return &fault.Error{Code: code, Op: op, Hint: f.redact(hint, r), Err: &redacted{f.redact(cause.Error(), r), err}}
+	return &fault.Error{Code: code, Op: op, Hint: f.redact(hint, r), Err: &redacted{f.redact(cause.Error(), r), err, cause, hint}}
 }
 
 // problem is what is stored and shown of a failure that failure made.

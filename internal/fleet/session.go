@@ -52,7 +52,7 @@ func getBound(tx *store.Tx, session string) (*bound, error) {
 // the browser: the new one is started first, and the old one stays as it is if
 // anything fails.
 func (f *Fleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref string) (SessionView, error) {
-	if err := checkSession(opUse, session); err != nil {
+	if err := CheckSession(opUse, session); err != nil {
 		return SessionView{}, err
 	}
 	return run(ctx, f, opUse, sessionKey(session), func(ctx context.Context) (SessionView, error) {
@@ -427,7 +427,7 @@ func (f *Fleet) resumeSession(ctx context.Context, actor audit.Actor, session st
 // StopSession stops the Session Browser cleanly. Binding and Profile stay, and
 // the next use starts it again.
 func (f *Fleet) StopSession(ctx context.Context, actor audit.Actor, session string) (SessionView, error) {
-	if err := checkSession(opStop, session); err != nil {
+	if err := CheckSession(opStop, session); err != nil {
 		return SessionView{}, err
 	}
 	return run(ctx, f, opStop, sessionKey(session), func(ctx context.Context) (SessionView, error) {
@@ -461,7 +461,7 @@ func noSession(op, session string) error {
 // Browser returns the session's Browser, controllable: one that was stopped or
 // died is started again with its Profile.
 func (f *Fleet) Browser(ctx context.Context, session string) (*Browser, error) {
-	if err := checkSession(opReach, session); err != nil {
+	if err := CheckSession(opReach, session); err != nil {
 		return nil, err
 	}
 	return run(ctx, f, opReach, sessionKey(session), func(ctx context.Context) (*Browser, error) {
@@ -492,7 +492,7 @@ func notSelected() error {
 // RunningBrowser returns the session's Browser while it runs. Unlike Browser
 // it never starts one: it is for those who only look.
 func (f *Fleet) RunningBrowser(ctx context.Context, session string) (*Browser, error) {
-	if err := checkSession(opReach, session); err != nil {
+	if err := CheckSession(opReach, session); err != nil {
 		return nil, err
 	}
 	var (
@@ -547,7 +547,7 @@ func (f *Fleet) Sessions(ctx context.Context) ([]SessionView, error) {
 // Session shows a bound session. One without a Binding is session_not_found.
 func (f *Fleet) Session(ctx context.Context, session string) (SessionView, error) {
 	const op = "show session"
-	if err := checkSession(op, session); err != nil {
+	if err := CheckSession(op, session); err != nil {
 		return SessionView{}, err
 	}
 	var (

@@ -73,22 +73,30 @@ func writeAnswer(w http.ResponseWriter, status int, answer any) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
+// maxDiscard is how much of a body that is too large is still taken.
+const maxDiscard = 256 << 20
+
 // readAll reads a body of at most limit bytes, within bodyTimeout. net/http
 // lifts the deadline when the body has ended, and then watches for the client's
 // leaving, however long the answer takes.
 func readAll(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	const op = "read the request"
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if err == nil {
+	tooLarge := fault.New(fault.BodyTooLarge, op, "Send less in one request", "it has more than %d bytes", limit)
+	if r.ContentLength > limit && r.Header.Get("Expect") != "" {
+		return nil, tooLarge // before it is sent
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	if err == nil && int64(len(body)) <= limit {
 		return body, nil
 	}
-	// The rest of the body is not waited for.
 	w.Header().Set("Connection", "close")
-	var tooLarge *http.MaxBytesError
 	switch {
-	case errors.As(err, &tooLarge):
-		return nil, fault.New(fault.BodyTooLarge, op, "Send less in one request", "it has more than %d bytes", limit)
+	case err == nil:
+		// A client that is cut off while it sends sees a broken pipe and not
+		// the answer, so what it sends is taken, within reason.
+		_, _ = io.CopyN(io.Discard, r.Body, maxDiscard)
+		return nil, tooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, fault.New(fault.Timeout, op, "Send the whole body at once", "it did not arrive within %s", bodyTimeout)
 	}

@@ -10,6 +10,7 @@ import (
 	"abfleet/internal/audit"
 	"abfleet/internal/auth"
 	"abfleet/internal/fault"
+	"abfleet/internal/fleet"
 )
 
 // controlRoutes serves operators and agents on the unix socket. The answers are
@@ -95,6 +96,9 @@ func posting[T any](handler func(context.Context, audit.Actor, T) (any, error)) 
 		}
 		answer, err := handler(r.Context(), actor, body)
 		if err != nil {
+			if actor.Kind == audit.KindOperator {
+				err = fleet.Unredacted(err)
+			}
 			Deny(w, r, err)
 			return
 		}

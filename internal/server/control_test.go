@@ -1,10 +1,13 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -169,6 +172,24 @@ func TestControlRefusesBadRequests(t *testing.T) {
 		if response.StatusCode != test.status || answer.Error.Code != test.code || !strings.HasPrefix(answer.Error.Message, "cannot ") {
 			t.Errorf("%s %s %.40s: %s %+v, want %d %s", test.method, test.path, test.body, response.Status, answer.Error, test.status, test.code)
 		}
+	}
+}
+
+// A client that sends too much reads why, instead of a broken pipe in the middle
+// of sending.
+func TestTooLargeIsTakenAndRefused(t *testing.T) {
+	conn, err := net.Dial("unix", newRig(t, nil).socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	body := strings.Repeat("x", 8<<20)
+	if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: abfleet\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", api.UsePath, len(body), body); err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || response.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Fatalf("%+v, %v", response, err)
 	}
 }
 

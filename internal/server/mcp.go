@@ -18,6 +18,7 @@ import (
 	"abfleet/internal/audit"
 	"abfleet/internal/auth"
 	"abfleet/internal/fault"
+	"abfleet/internal/fleet"
 	"abfleet/internal/tools"
 )
 
@@ -29,11 +30,8 @@ var (
 	cancelGrace = time.Second
 )
 
-// Caps on what the headers name, in characters.
-const (
-	maxSession = 200
-	maxClient  = 200
-)
+// maxClient caps what the client's header names, in characters.
+const maxClient = 200
 
 // batchKey is the _meta key that marks the members of a batch, so that each
 // finds its own entry in the registry.
@@ -167,8 +165,8 @@ func callerOf(r *http.Request) (tools.Caller, error) {
 	if caller.Session == "" {
 		return caller, fault.New(fault.InvalidSession, op, "Send the header "+api.HeaderSession+", or use `abfleet mcp --session NAME`", "the request has no %s header", api.HeaderSession)
 	}
-	if !printable(caller.Session, maxSession) {
-		return caller, fault.New(fault.InvalidSession, op, "Use 1 to 200 characters without control characters", "the %s header is not a session id", api.HeaderSession)
+	if err := fleet.CheckSession(op, caller.Session); err != nil {
+		return caller, err
 	}
 	if !printable(caller.Client, maxClient) {
 		return caller, fault.New(fault.InvalidArgument, op, "Use up to 200 characters without control characters", "the %s header is malformed", api.HeaderClient)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -22,6 +23,7 @@ type Call struct {
 	host    *Host
 	tool    Tool
 	args    json.RawMessage
+	stop    context.CancelCauseFunc
 	engine  *page.Browser
 	client  *page.Client
 	tab     *page.Tab
@@ -43,7 +45,7 @@ func (c *Call) Fleet() Fleet { return c.host.opts.Fleet }
 func (c *Call) Forget(ctx context.Context) error { return c.host.forget(ctx, c.Caller) }
 
 // Rebound says that the session may have another browser now.
-func (c *Call) Rebound(ctx context.Context) error { return c.host.doubt(ctx, c.Caller) }
+func (c *Call) Rebound() { c.host.doubt(c.Caller) }
 
 // Client is the caller's view of its Session Browser.
 func (c *Call) Client(ctx context.Context) (*page.Client, error) {
@@ -53,9 +55,28 @@ func (c *Call) Client(ctx context.Context) (*page.Client, error) {
 			return nil, err
 		}
 		c.engine, c.client = engine, engine.Client(c.Caller.Client)
+		time.AfterFunc(pulseEvery, func() { c.pulse(ctx) })
 	}
 	c.began = !c.tool.ReadOnly
 	return c.client, nil
+}
+
+// pulse ends the call when its browser no longer answers anything: what waits
+// for a page would wait as long as it may wait for a slow one.
+func (c *Call) pulse(ctx context.Context) {
+	for ctx.Err() == nil {
+		pctx, cancel := context.WithTimeout(ctx, pulseWait)
+		err := c.engine.Ping(pctx)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			c.stop(errHung)
+			return
+		}
+		select {
+		case <-time.After(pulseEvery):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // Tab is the caller's current tab.
@@ -73,7 +94,7 @@ func (c *Call) Result(text string) { c.results = append(c.results, text) }
 
 // Code adds a line of equivalent Playwright code.
 func (c *Call) Code(format string, args ...any) {
-	c.code = append(c.code, fmt.Sprintf(format, args...))
+	c.code = append(c.code, clip(fmt.Sprintf(format, args...), maxCode))
 }
 
 // Image adds a picture.
@@ -198,7 +219,7 @@ func (c *Call) readSections(ctx context.Context) (pageSections, error) {
 		if !c.host.has(by) {
 			by = "the person in the live view"
 		}
-		s.modal = fmt.Sprintf("- [\"%s\" dialog with message \"%s\"]: can be handled by %s", d.Type, clip(oneLine(d.Message)), by)
+		s.modal = fmt.Sprintf("- [\"%s\" dialog with message \"%s\"]: can be handled by %s", d.Type, oneLine(d.Message), by)
 	}
 	return s, nil
 }
@@ -227,36 +248,50 @@ func TabLines(tabs []page.TabInfo) string {
 // URL, the message of a dialog.
 const maxLine = 2000
 
+// maxCode and maxError cap what an answer repeats of a call's arguments: a data:
+// URL or a pasted file would cost the model as much again. In bytes.
+const (
+	maxCode  = 8 << 10
+	maxError = 8 << 10
+)
+
 // oneLine keeps what a page says from making lines, and so sections, of its own.
 func oneLine(s string) string {
-	return clip(strings.Join(strings.Fields(s), " "))
+	return clip(strings.Join(strings.Fields(s), " "), maxLine)
 }
 
-func clip(s string) string {
-	if len(s) <= maxLine {
+func clip(s string, most int) string {
+	if len(s) <= most {
 		return s
 	}
-	return strings.ToValidUTF8(s[:maxLine], "") + "…"
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 // interrupted says of a call that lost its browser whether it may have taken
 // effect, which decides whether trying again is safe.
 func (c *Call) interrupted(ctx context.Context, err error) error {
-	lost := errors.Is(err, cdp.ErrClosed) || c.engine != nil && ended(c.engine)
-	if err == nil || !lost || ctx.Err() != nil || fault.Is(err, fault.EffectUnknown) {
-		return err
+	if err == nil {
+		return nil
+	}
+	why := errHung
+	if !errors.Is(context.Cause(ctx), errHung) {
+		lost := errors.Is(err, cdp.ErrClosed) || c.engine != nil && ended(c.engine)
+		if !lost || ctx.Err() != nil || fault.Is(err, fault.EffectUnknown) {
+			return err
+		}
+		why = fmt.Errorf("the connection to the browser was lost: %w", err)
 	}
 	op := "finish " + c.tool.Name
+	again := "; a Session Browser that ended or hangs is started again with its login, by that or by agent_browser_use_identity"
 	switch {
 	case c.acted:
-		return fault.New(fault.EffectUnknown, op, "do not repeat it; look with browser_snapshot",
-			"it took effect, but the connection to the browser was lost before the page was read: %w", err)
+		return fault.New(fault.EffectUnknown, op, "do not repeat it; look with browser_snapshot"+again,
+			"it took effect, but the page was not read: %w", why)
 	case c.began:
-		return fault.New(fault.EffectUnknown, op, "look with browser_snapshot before doing it again",
-			"it may have taken effect: the connection to the browser was lost: %w", err)
+		return fault.New(fault.EffectUnknown, op, "look with browser_snapshot before doing it again"+again,
+			"it may have taken effect: %w", why)
 	}
-	return fault.New(fault.BrowserNotControllable, op, "call it again; the Session Browser is started again if it ended",
-		"it had no effect: the connection to the browser was lost: %w", err)
+	return fault.New(fault.BrowserNotControllable, op, "call it again"+again, "it had no effect: %w", why)
 }
 
 // errorText is an error as models read it: the sentence, then its code and what
@@ -264,9 +299,9 @@ func (c *Call) interrupted(ctx context.Context, err error) error {
 func errorText(err error) string {
 	var invalid *InvalidArguments
 	if errors.As(err, &invalid) {
-		return invalid.Error()
+		return clip(invalid.Error(), maxError)
 	}
-	text := "Error: " + err.Error()
+	text := "Error: " + clip(err.Error(), maxError)
 	if code := fault.CodeOf(err); code != fault.Internal {
 		text += "\nCode: " + string(code)
 	}

@@ -3,6 +3,7 @@ package tools
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -30,7 +31,14 @@ const (
 	// maxClients is how many clients of one session are remembered. The one
 	// unused for longest is forgotten, as if it had called browser_close.
 	maxClients = 256
+	// pulseEvery and pulseWait are how often a browser is asked for a sign of
+	// life while a call is at work, and how long it may take to give it.
+	pulseEvery = 2 * time.Second
+	pulseWait  = 5 * time.Second
 )
+
+// errHung ends a call whose browser gives no sign of life.
+var errHung = errors.New("the browser is not answering")
 
 // Tool is one tool of a catalog.
 type Tool struct {
@@ -64,9 +72,9 @@ type session struct {
 	turn   chan struct{}
 	key    string // generation of engine
 	engine *page.Browser
-	// doubted says that the session may have another browser by now, although
-	// the connection to the old one has not ended yet.
-	doubted bool
+	// doubted says that the session may have another browser by now or need
+	// one, although the connection to the old one has not ended yet.
+	doubted atomic.Bool
 
 	mu      sync.Mutex
 	clients map[string]*client
@@ -158,6 +166,8 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	ctx, c.stop = context.WithCancelCause(ctx)
+	defer c.stop(nil)
 	caller, err := h.opts.Caller(ctx, req)
 	if err == nil {
 		c.Caller = caller
@@ -166,6 +176,9 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 	}
 	if ferr := c.finish(ctx, err != nil); err == nil {
 		err = ferr
+	}
+	if err != nil && (errors.Is(context.Cause(ctx), errHung) || fault.Is(err, fault.Timeout)) {
+		h.doubt(c.Caller)
 	}
 	return c.result(c.interrupted(ctx, err))
 }
@@ -240,7 +253,7 @@ func (h *Host) engine(ctx context.Context, caller Caller) (*page.Browser, error)
 		s.engine.Close()
 		s.engine = nil
 	}
-	if s.engine == nil || s.doubted {
+	if s.engine == nil || s.doubted.Load() {
 		if err := s.attach(ctx, h.opts.Fleet, caller.Session); err != nil {
 			return nil, err
 		}
@@ -265,14 +278,19 @@ func ended(engine *page.Browser) bool {
 
 // attach connects to the browser that the fleet says the session has. The
 // caller has the turn.
-func (s *session) attach(ctx context.Context, fleet Fleet, name string) error {
+func (s *session) attach(ctx context.Context, fleet Fleet, name string) (err error) {
+	s.doubted.Store(false)
+	defer func() {
+		if err != nil {
+			s.doubted.Store(true)
+		}
+	}()
 	browser, err := fleet.Browser(ctx, name)
 	if err != nil {
 		return err
 	}
 	if s.engine != nil {
 		if s.key == browser.Key() && !ended(s.engine) {
-			s.doubted = false
 			return nil
 		}
 		s.engine.Close()
@@ -293,7 +311,7 @@ func (s *session) attach(ctx context.Context, fleet Fleet, name string) error {
 		clear(s.clients)
 		s.mu.Unlock()
 	}
-	s.key, s.engine, s.doubted = browser.Key(), engine, false
+	s.key, s.engine = browser.Key(), engine
 	return nil
 }
 
@@ -315,12 +333,4 @@ func (h *Host) forget(ctx context.Context, caller Caller) error {
 
 // doubt has the next call ask the fleet which browser the session has, even
 // while the connection to the one it had is still open.
-func (h *Host) doubt(ctx context.Context, caller Caller) error {
-	s := h.session(caller)
-	if err := s.lock(ctx); err != nil {
-		return err
-	}
-	s.doubted = true
-	<-s.turn
-	return nil
-}
+func (h *Host) doubt(caller Caller) { h.session(caller).doubted.Store(true) }

@@ -133,7 +133,7 @@ func (c *Call) File(name string) (File, error) {
 	rel = filepath.Clean(rel)
 	if rel == "." || !filepath.IsLocal(rel) || strings.HasSuffix(name, "/") || strings.ContainsRune(name, 0) {
 		return File{}, fault.New(fault.FileAccessDenied, "write file", "give a relative file name",
-			"File access denied: %s is outside allowed roots. Allowed roots: %s", name, dir)
+			"File access denied: %s is outside allowed roots. Allowed roots: %s", oneLine(name), dir)
 	}
 	return File{Path: filepath.Join(dir, rel), name: rel}, nil
 }
@@ -153,10 +153,13 @@ func (c *Call) SaveAs(f File, data []byte) error {
 
 func saveFault(err error) error {
 	var known *fault.Error
-	switch {
-	case err == nil, errors.As(err, &known), errors.Is(err, context.Canceled):
+	if err == nil || errors.As(err, &known) || errors.Is(err, context.Canceled) {
 		return err
-	case errors.Is(err, syscall.ENOSPC):
+	}
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		err = path.Err // the caller knows what it named
+	}
+	if errors.Is(err, syscall.ENOSPC) {
 		return fault.Wrap(err, fault.NoSpace, "write file", "free disk space, then try again")
 	}
 	return fault.Wrap(err, fault.FileAccessDenied, "write file", "give another file name")

@@ -63,9 +63,7 @@ func useIdentity(ctx context.Context, c *tools.Call) error {
 		return err
 	}
 	// It may be another browser now than the one this session had.
-	if err := c.Rebound(ctx); err != nil {
-		return err
-	}
+	c.Rebound()
 	return answer(c, struct {
 		Identity string `json:"identity_id"`
 		Ready    bool   `json:"session_browser_ready"`
