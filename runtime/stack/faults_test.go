@@ -98,6 +98,24 @@ func TestLoginSurvives(t *testing.T) {
 			}
 			return err
 		},
+		"our own stop beside a stopped display": func(e evidence) error {
+			conn, err := w.OpenCDP(t.Context(), e.encode())
+			if err != nil {
+				return err
+			}
+			c := cdp.New(conn)
+			defer c.Close()
+			if err := syscall.Kill(e.Display.Leader.PID, syscall.SIGSTOP); err != nil {
+				return err
+			}
+			// A new window has it wait for the display.
+			c.Root().Start(t.Context(), "Target.createTarget", map[string]any{"url": "about:blank", "newWindow": true})
+			report, err := w.Stop(t.Context(), e.encode(), "test")
+			if err == nil && !report.Clean {
+				err = errors.New(report.Detail)
+			}
+			return err
+		},
 		"our own stop without its pidfile": func(e evidence) error {
 			if err := os.Remove(w.files(e.Instance).pidfile(role.NameChromium)); err != nil {
 				return err
@@ -362,7 +380,15 @@ func TestRefusals(t *testing.T) {
 	w.cfg.Chromium, w.cfg.Xvnc = chromium, "/nonexistent/Xvnc"
 	check("no Xvnc", start(), fault.ProgramMissing)
 
-	w.cfg.Xvnc, w.cfg.StartTimeout = xvnc, 3*time.Second
+	w.cfg.Xvnc = xvnc
+	if err := os.Chmod(w.cfg.RuntimeDir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	check("a runtime directory that others may write to", start(), fault.UnsafePath)
+	if err := os.Chmod(w.cfg.RuntimeDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.StartTimeout = 3 * time.Second
 	for _, rl := range []string{role.NameDisplay, role.NameChromium} {
 		frozen = rl
 		check("a "+rl+" that never becomes ready", start(), fault.Timeout)

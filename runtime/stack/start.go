@@ -115,6 +115,12 @@ func (s *starting) run(ctx context.Context) error {
 // prepareDirs makes the instance's directories anew, and in them the file that
 // every role keeps open as evidence of where it belongs.
 func (s *starting) prepareDirs(ctx context.Context) error {
+	for _, dir := range []string{s.cfg.Home, s.cfg.RuntimeDir, s.cfg.TmpRoot} {
+		// They were private when the service began; what is in them counts on it.
+		if err := safefs.EnsureDir(dir); err != nil {
+			return err
+		}
+	}
 	if err := profile.Remove(ctx, s.files.dir); err != nil {
 		return err
 	}

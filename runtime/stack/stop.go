@@ -29,6 +29,7 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 	report := fleet.StopReport{Clean: true}
 	var errs []error
 	if e.Chromium != nil {
+		r.wakeDisplay(ctx, e)
 		clean, detail, err := r.stopBrowser(ctx, e, reason)
 		report.Clean, report.Detail = clean, detail
 		if populated, perr := (unit.Cgroup{Path: e.Chromium.Cgroup}).Populated(); err != nil && (perr != nil || populated) {
@@ -60,6 +61,22 @@ func (r *Runtime) unproven(e evidence, err error, more ...error) error {
 	}
 	return fault.Wrap(cause, fault.BrowserStopUnproven, "stop browser",
 		"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
+}
+
+// wakeDisplay continues a stopped X server: a browser that waits for its answer
+// closes nothing either.
+func (r *Runtime) wakeDisplay(ctx context.Context, e evidence) {
+	if e.Display == nil {
+		return
+	}
+	live, err := r.verifier.Live(ctx, *e.Display)
+	if err != nil {
+		return // it is stopped, and judged, after the browser
+	}
+	defer live.Close()
+	if err := ignoreEnded(live.Signal(ctx, syscall.SIGCONT)); err != nil {
+		r.log.Warn("cannot wake display before the stop", "err", err)
+	}
 }
 
 // stopBrowser closes the browser cleanly through its holder and escalates by

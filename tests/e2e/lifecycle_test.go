@@ -294,6 +294,22 @@ func TestDiedBrowser(t *testing.T) {
 	}
 }
 
+// TestHungBrowser protects agents from a browser that is there but answers
+// nothing: the call says so instead of waiting as for a slow page, and the next
+// one has a browser that works, with the login.
+func TestHungBrowser(t *testing.T) {
+	w := ready(t, rig.Options{Name: "hung"})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+	a.cookie("kept")
+	w.sh("kill -STOP " + strconv.Itoa(w.browserPIDs()[0]))
+	text, err := a.call("browser_snapshot", nil)
+	if err == nil || !strings.Contains(text, string(fault.BrowserNotControllable)) || !strings.Contains(text, "agent_browser_use_identity") {
+		t.Errorf("a call to a hung browser: %v", err)
+	}
+	a.hasCookie("kept")
+}
+
 // TestRefusals protects people from their own mistakes: each has its code and a
 // hint, and changes nothing.
 func TestRefusals(t *testing.T) {
