@@ -172,6 +172,10 @@ func (c *Conn) fail(cause error) {
 		c.mu.Unlock()
 		return
 	}
+	// The error reaches people and models, whom the socket's path is nothing to.
+	if op := (*net.OpError)(nil); errors.As(cause, &op) {
+		cause = op.Err
+	}
 	c.err = fmt.Errorf("%w: %w", ErrClosed, cause)
 	err, calls, sessions := c.err, c.calls, c.sessions
 	c.calls, c.sessions = nil, nil

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -179,6 +181,35 @@ func TestConnectionLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-c.Session("later").Done()
+}
+
+// What a lost connection says is shown to models, who learn no path from it. A
+// peer that goes with input unread resets the connection.
+func TestConnectionLostNamesNoPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cdp.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ours, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := New(ours)
+	defer c.Close()
+	call := c.Root().Start(t.Context(), "Browser.getVersion", nil)
+	if _, err := theirs.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	if err := call.Wait(t.Context(), nil); !errors.Is(err, ErrClosed) || !errors.Is(err, syscall.ECONNRESET) || strings.Contains(err.Error(), path) {
+		t.Error(err)
+	}
 }
 
 func TestSubscriptionOrderAndFlush(t *testing.T) {

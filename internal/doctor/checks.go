@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -185,6 +186,7 @@ func version(ctx context.Context, path, op, hint, flag string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, flag)
 	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/bin:/bin", "DBUS_SESSION_BUS_ADDRESS=disabled:", "DBUS_SYSTEM_BUS_ADDRESS=disabled:"}
 	cmd.Dir = "/"
+	cmd.WaitDelay = time.Second // a wrapper's child may keep the pipe
 	out, err := cmd.CombinedOutput()
 	line := firstLine(string(out))
 	if err != nil {

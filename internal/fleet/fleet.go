@@ -235,7 +235,7 @@ func (f *Fleet) Counts() (running, quarantined int) {
 		return err
 	})
 	if err != nil {
-		f.log.Error("cannot count browsers", "err", err)
+		f.log.Error("cannot count browsers", "error", err)
 	}
 	return running, max(quarantined, held)
 }

@@ -348,13 +348,13 @@ func (f *Fleet) resumeLogin(ctx context.Context, actor audit.Actor, key string) 
 		// Its failure is kept as the Identity's problem; it is not that of
 		// the operation that comes next.
 		if err := f.capture(ctx, it.Value.Actor, key, r); err != nil {
-			f.log.Warn("cannot finish an interrupted save", "ABF_IDENTITY", key, "err", err)
+			f.log.Warn("cannot finish an interrupted save", "identity", key, "error", err)
 		}
 	case Controllable:
 		return f.update(func(tx *store.Tx) error { return endIntent(tx, loginKey(key)) })
 	default:
 		err := f.saveFailed(it.Value.Actor, key, f.notControllable(opSave, r))
-		f.log.Warn("cannot finish an interrupted save", "ABF_IDENTITY", key, "err", err)
+		f.log.Warn("cannot finish an interrupted save", "identity", key, "error", err)
 	}
 	return nil
 }

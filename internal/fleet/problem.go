@@ -25,9 +25,17 @@ func (r *redacted) Unwrap() error { return r.err }
 // Unredacted is an error of the fleet as its operator may see it, who has to find
 // what it speaks of.
 func Unredacted(err error) error {
-	var r *redacted
-	if e, ok := err.(*fault.Error); ok && errors.As(e.Err, &r) && e.Err == error(r) {
-		return &fault.Error{Code: e.Code, Op: e.Op, Hint: r.hint, Err: r.cause}
+	switch e := err.(type) {
+	case *fault.Error:
+		if r, ok := e.Err.(*redacted); ok {
+			return &fault.Error{Code: e.Code, Op: e.Op, Hint: r.hint, Err: r.cause}
+		}
+	case interface{ Unwrap() []error }:
+		var all []error
+		for _, one := range e.Unwrap() {
+			all = append(all, Unredacted(one))
+		}
+		return errors.Join(all...)
 	}
 	return err
 }
@@ -66,9 +74,9 @@ func (f *Fleet) failure(err error, fallback fault.Code, op, hint string, r *runt
 	default:
 		code = c
 	}
-	attrs := []any{"code", string(code), "err", err}
+	attrs := []any{"code", string(code), "error", err}
 	if r != nil {
-		attrs = append(attrs, "ABF_INSTANCE", r.Key, "ABF_SESSION", r.Value.Session, "ABF_IDENTITY", r.Value.Identity)
+		attrs = append(attrs, "instance", r.Key, "session", r.Value.Session, "identity", r.Value.Identity)
 	}
 	f.log.Warn("cannot "+op, attrs...)
 	if h := fault.HintOf(err); h != "" && code != fallback {

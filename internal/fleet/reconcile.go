@@ -132,7 +132,7 @@ func (f *Fleet) reconcileStack(ctx context.Context, actor audit.Actor, instance 
 		return r, err
 	}
 	if _, serr := f.stopStack(ctx, r.Value.Evidence, "cleanup"); serr != nil {
-		f.log.Warn("a BROKEN browser could not be cleaned up", "ABF_INSTANCE", instance, "err", serr)
+		f.log.Warn("a BROKEN browser could not be cleaned up", "instance", instance, "error", serr)
 		return r, nil
 	}
 	return f.changeRuntime(instance, func(tx *store.Tx, r *runtime) error {

@@ -23,7 +23,7 @@ func (f *Fleet) isQuarantined(instance string) bool {
 
 // hold quarantines a Stack in memory: the store could not take what is true.
 func (f *Fleet) hold(instance string, ev Evidence, cause error) {
-	f.log.Error("a browser is quarantined in memory: its state cannot be stored", "ABF_INSTANCE", instance, "err", cause)
+	f.log.Error("a browser is quarantined in memory: its state cannot be stored", "instance", instance, "error", cause)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.quarantine[instance] = ev

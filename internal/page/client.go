@@ -184,7 +184,7 @@ func (c *Client) CloseTab(ctx context.Context, index int) error {
 		}
 	}
 	b.mu.Lock()
-	last := len(b.tabs) == 1
+	last, dialog := len(b.tabs) == 1, t.dialog
 	b.mu.Unlock()
 	if last && b.opts.KeepPage {
 		if _, err := b.createPage(ctx); err != nil {
@@ -196,11 +196,13 @@ func (c *Client) CloseTab(ctx context.Context, index int) error {
 	if err := b.conn.Root().Call(ctx, "Target.closeTarget", map[string]any{"targetId": t.id}, nil); err != nil {
 		return b.explain(op, err)
 	}
-	err := b.await(ctx, func() bool { return t.closed || t.dialog != nil })
+	// A dialog that was open goes with the tab. A new one is the page's question
+	// whether to leave, which is for the person to answer.
+	err := b.await(ctx, func() bool { return t.closed || t.dialog != nil && t.dialog != dialog })
 	if err == nil {
 		b.mu.Lock()
 		if !t.closed {
-			err = errDialog // its beforeunload handler asks the person
+			err = errDialog
 		}
 		b.mu.Unlock()
 	}

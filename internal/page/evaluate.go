@@ -3,6 +3,7 @@ package page
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ const (
 
 // measure counts what a result would take to send, up to a limit, so that a
 // result of any size costs no more than that. It uses nothing that the page
-// could have replaced.
+// could have replaced but where it says so.
 const measure = `const size=(v,d)=>{if(d>deepest)deepest=d;
 if(typeof v==='string'){n+=v.length}else if(typeof v==='object'&&v!==null&&d<200){
 if(typeof v.nodeType==='number'||v===v.window)return;
@@ -33,21 +34,18 @@ path[d]=v;if(d>DEEP)for(let i=0;i<d;i++)if(path[i]===v){ring=true;return}
 for(const k in v){n+=k.length+16;if(n>LIMIT)return;size(v[k],d+1)}}
 n+=8};const path=[];let n=0,deepest=0,ring=false;try{size(r,0)}catch{n=deepest=0}
 const limit=n=>{if(n>LIMIT)throw new RangeError('the result is larger than '+LIMIT+' bytes')};limit(n);
-if(deepest>DEEP&&!ring){const text=JSON.stringify(r,null,deepest<200?2:0);limit(text.length);return{'` + asText + `':text}}`
+if(deepest>DEEP&&!ring){const text=JSON.stringify(r,null,deepest<200?2:0);limit(text.length);return{TEXT:text}}`
 
-// asText is the one member of what stands for a result that is nested deeper
-// than maxNesting: CDP cannot send it as a value, since its messages nest at most
-// 300 levels and a level of a value takes three of them.
-const (
-	asText     = "abfleet:json"
-	maxNesting = 60
-)
+// maxNesting is how deep a result may nest to be sent as a value: a message of
+// CDP nests at most 300 levels, and a level of a value takes three of them. A
+// deeper one is sent as text, which is all that the page's own JSON is used for.
+const maxNesting = 60
 
 // wrap makes the expression that is evaluated in the page. source is a function,
 // called with args, or an expression, taken as it is; it sees none of our names.
-func wrap(source, args string, limit int) string {
+func wrap(source, args string, limit int, key string) string {
 	return "(async(f,...a)=>{const r=typeof f==='function'?await f(...a):await f;" +
-		strings.NewReplacer("LIMIT", strconv.Itoa(limit), "DEEP", strconv.Itoa(maxNesting)).Replace(measure) + "return r})((" + source + "\n)" + args + ")"
+		strings.NewReplacer("LIMIT", strconv.Itoa(limit), "DEEP", strconv.Itoa(maxNesting), "TEXT", key).Replace(measure) + "return r})((" + source + "\n)" + args + ")"
 }
 
 // Evaluate runs a function in the page's own world, or in that of the target's
@@ -91,7 +89,8 @@ func (t *Tab) Evaluate(ctx context.Context, function, target string) (string, Lo
 	// The walker watches the document meanwhile. All of it is sent in one go
 	// and worked through in order.
 	watch := t.watch(limited, p.frame)
-	ev, err := t.run(limited, session, world, object, function)
+	key := "text" + rand.Text() // no page can name it
+	ev, err := t.run(limited, session, world, object, function, key)
 	if err != nil {
 		switch {
 		case errors.Is(err, errDialog):
@@ -122,7 +121,7 @@ func (t *Tab) Evaluate(ctx context.Context, function, target string) (string, Lo
 		}
 		return "", loc, t.b.explain(op, err)
 	}
-	text, err := t.format(limited, session, ev)
+	text, err := t.format(limited, session, ev, key)
 	if watch(limited) {
 		err = errors.Join(err, a.settle())
 	} else if ferr := t.b.sub.Flush(limited); ferr == nil && t.begun(a.base) {
@@ -212,9 +211,9 @@ func (t *Tab) pageObject(ctx context.Context, f *frame, handle string) (*cdp.Ses
 // evaluateGroup holds the remote objects of one evaluation.
 const evaluateGroup = "abf-evaluate"
 
-// run evaluates source. What cannot be compiled as a function or expression has
+// run evaluates source. A result that is too deep is text under key. What cannot be compiled as a function or expression has
 // not run at all, and is tried as statements.
-func (t *Tab) run(ctx context.Context, s *cdp.Session, world int, object, source string) (evaluation, error) {
+func (t *Tab) run(ctx context.Context, s *cdp.Session, world int, object, source, key string) (evaluation, error) {
 	common := func(more map[string]any) map[string]any {
 		more["awaitPromise"], more["userGesture"], more["objectGroup"] = true, true, evaluateGroup
 		more["serializationOptions"] = map[string]any{
@@ -225,13 +224,13 @@ func (t *Tab) run(ctx context.Context, s *cdp.Session, world int, object, source
 	var ev evaluation
 	if object != "" {
 		err := s.Call(ctx, "Runtime.callFunctionOn", common(map[string]any{
-			"functionDeclaration": "function(){return " + wrap(source, ",this", t.b.opts.MaxResult) + "}",
+			"functionDeclaration": "function(){return " + wrap(source, ",this", t.b.opts.MaxResult, key) + "}",
 			"objectId":            object, "arguments": []map[string]any{{"objectId": object}},
 		}), &ev)
 		return ev, err
 	}
 	err := s.Call(ctx, "Runtime.evaluate", common(map[string]any{
-		"expression": wrap(source, "", t.b.opts.MaxResult), "contextId": world,
+		"expression": wrap(source, "", t.b.opts.MaxResult, key), "contextId": world,
 	}), &ev)
 	if err != nil || !ev.uncompiled() {
 		return ev, err
@@ -288,7 +287,7 @@ func (t *Tab) unblock(ctx context.Context, s *cdp.Session, world int, within tim
 }
 
 // format turns what was evaluated into JSON text.
-func (t *Tab) format(ctx context.Context, s *cdp.Session, ev evaluation) (string, error) {
+func (t *Tab) format(ctx context.Context, s *cdp.Session, ev evaluation, key string) (string, error) {
 	const op = "evaluate function"
 	defer s.Start(context.WithoutCancel(ctx), "Runtime.releaseObjectGroup", map[string]any{"objectGroup": evaluateGroup})
 	if ev.Exception != nil {
@@ -314,8 +313,11 @@ func (t *Tab) format(ctx context.Context, s *cdp.Session, ev evaluation) (string
 			}
 		}
 	}
-	if m := v.members(); v.kind() == "object" && len(m) == 1 && m[0].key == asText {
+	if m := v.members(); v.kind() == "object" && len(m) == 1 && m[0].key == key {
 		text, _ := m[0].value["value"].(string)
+		if !json.Valid([]byte(text)) {
+			return "", fault.New(fault.EvaluationFailed, op, "return less, or a simpler value", "the page's JSON.stringify makes no JSON")
+		}
 		return text, nil
 	}
 	text, err := v.json(t.b.opts.MaxResult)

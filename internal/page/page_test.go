@@ -479,15 +479,16 @@ func TestEvaluate(t *testing.T) {
 	}
 	ctx := testContext(t)
 	for js, want := range map[string]string{
-		`() => { throw new Error("x") }`:           "Error: x\n    at ",
-		`() => Promise.reject(5)`:                  "Error: 5",
-		`() => { throw "text" }`:                   "Error: text",
-		`nope.x`:                                   "ReferenceError: nope is not defined",
-		`() => {`:                                  "SyntaxError",
-		`() => { const a={}; a.a=a; return a }`:    "circular",
-		`() => 'x'.repeat(1e8)`:                    "larger than",
-		`() => Array.from({length:3e6},(_, i)=>i)`: "larger than",
-		`JSON.parse('{')`:                          "SyntaxError",
+		`() => { throw new Error("x") }`:        "Error: x\n    at ",
+		`() => Promise.reject(5)`:               "Error: 5",
+		`() => { throw "text" }`:                "Error: text",
+		`nope.x`:                                "ReferenceError: nope is not defined",
+		`() => {`:                               "SyntaxError",
+		`() => { const a={}; a.a=a; return a }`: "circular",
+		`() => 'x'.repeat(1e8)`:                 "larger than",
+		`() => { let a; for (let i = 0; i < 99; i++) a = {a}; return a }`: "makes no JSON",
+		`() => Array.from({length:3e6},(_, i)=>i)`:                        "larger than",
+		`JSON.parse('{')`: "SyntaxError",
 		`Object.defineProperty({},'a',{enumerable:1,get(){throw new Error('g')}}).a`: "Error: g",
 	} {
 		_, _, err := tab.Evaluate(ctx, js, "")
@@ -525,6 +526,29 @@ func TestEvaluateDeep(t *testing.T) {
 		if _, _, err := tab.Evaluate(ctx, js, ""); !fault.Is(err, fault.EvaluationFailed) || strings.Contains(err.Error(), "navigated") {
 			t.Errorf("%s: %v", js, err)
 		}
+	}
+}
+
+// An open dialog goes with its tab, and only that tab is closed.
+func TestCloseTabWithDialog(t *testing.T) {
+	c, first := openTab(t, site{"/": "<button onclick='alert(1)'>x</button>"}.start(t)+"/")
+	ctx := testContext(t)
+	tab, err := c.NewTab(ctx, first.url())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tab.Click(ctx, "button", ClickOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := c.Tabs(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CloseTab(ctx, -1); err != nil {
+		t.Error(err)
+	}
+	if after, err := c.Tabs(ctx); err != nil || len(after) != len(before)-1 {
+		t.Errorf("%d tabs of %d, %v", len(after), len(before), err)
 	}
 }
 

@@ -38,6 +38,9 @@ const (
 	jpegQuality = 90
 )
 
+// errUnpainted ends the wait for a page that makes no picture.
+var errUnpainted = fmt.Errorf("the page painted nothing within %v", captureWait)
+
 const opScreenshot = "take screenshot"
 
 // Screenshot captures the viewport, the whole page or one element. It does not
@@ -81,8 +84,8 @@ func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return img, fault.New(fault.Timeout, op, "take a snapshot instead", "the page painted nothing within %v", captureWait)
+	case errors.Is(err, errUnpainted):
+		return img, fault.New(fault.Timeout, op, "take a snapshot instead", "%w", err)
 	default:
 		return img, t.explain(op, o.Target, err)
 	}
@@ -146,7 +149,7 @@ func (t *Tab) shoot(ctx context.Context, o ScreenshotOptions, params map[string]
 // is finished only when the next one is asked for, since nothing else makes
 // such a page paint; so it is asked for again and again until one arrives.
 func (t *Tab) capture(ctx context.Context, params map[string]any) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, captureWait)
+	ctx, cancel := context.WithTimeoutCause(ctx, captureWait, errUnpainted)
 	defer cancel()
 	hidden, err := t.hidden(ctx)
 	if err != nil {
@@ -185,6 +188,9 @@ func (t *Tab) capture(ctx context.Context, params map[string]any) ([]byte, error
 	for {
 		select {
 		case a := <-answers:
+			if a.err != nil && errors.Is(context.Cause(ctx), errUnpainted) {
+				a.err = errUnpainted
+			}
 			return a.data, a.err
 		case <-again.C:
 			if asked < most {

@@ -21,10 +21,12 @@ import (
 
 var (
 	// headerTimeout bounds reading a request's header, bodyTimeout reading
-	// the whole request, idleTimeout an unused connection.
+	// the whole request, idleTimeout an unused connection, webTimeout the
+	// answer to a browser. The control socket's calls have limits of their own.
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 30 * time.Second
 	idleTimeout   = time.Minute
+	webTimeout    = 2 * time.Minute
 	// drainGrace is how long calls in flight may finish by themselves when
 	// the service stops.
 	drainGrace = time.Second
@@ -105,7 +107,7 @@ func (s *Server) busy() bool {
 
 // ServeControl answers on a unix socket until Stop.
 func (s *Server) ServeControl(listener net.Listener) error {
-	return s.serve(listener, "control", auth.RequirePeer(s.controlRoutes(), Deny), auth.PeerContext)
+	return s.serve(listener, "control", auth.RequirePeer(s.controlRoutes(), Deny), 0, auth.PeerContext)
 }
 
 // ServeWeb answers on a loopback TCP socket until Stop.
@@ -115,16 +117,18 @@ func (s *Server) ServeWeb(listener net.Listener) error {
 		s.webAddr = listener.Addr()
 	}
 	s.mu.Unlock()
-	return s.serve(listener, "web", s.webRoutes(), nil)
+	return s.serve(listener, "web", s.webRoutes(), webTimeout, nil)
 }
 
-func (s *Server) serve(listener net.Listener, name string, handler http.Handler, connContext func(context.Context, net.Conn) context.Context) error {
+func (s *Server) serve(listener net.Listener, name string, handler http.Handler, writeTimeout time.Duration, connContext func(context.Context, net.Conn) context.Context) error {
 	gate := newGate(listener)
 	server := &http.Server{
 		Handler:           s.recovered(handler),
 		ConnContext:       connContext,
 		ConnState:         s.idle.connState,
 		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       bodyTimeout, // net/http lifts it once the body is read
+		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.deps.Log.With("listener", name).Handler(), slog.LevelDebug),

@@ -104,7 +104,7 @@ func (s *Store) KeepCopy(ctx context.Context, log *slog.Logger) {
 		case <-timer.C:
 		}
 		if err := s.Backup(ctx); err != nil && ctx.Err() == nil {
-			log.Error("cannot renew the copy of the fleet state", "err", err)
+			log.Error("cannot renew the copy of the fleet state", "error", err)
 			timer.Reset(copyRetry)
 			select {
 			case <-ctx.Done():

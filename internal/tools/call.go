@@ -24,6 +24,7 @@ type Call struct {
 	tool    Tool
 	args    json.RawMessage
 	stop    context.CancelCauseFunc
+	check   *time.Timer // the first pulse
 	engine  *page.Browser
 	client  *page.Client
 	tab     *page.Tab
@@ -55,21 +56,21 @@ func (c *Call) Client(ctx context.Context) (*page.Client, error) {
 			return nil, err
 		}
 		c.engine, c.client = engine, engine.Client(c.Caller.Client)
-		time.AfterFunc(pulseEvery, func() { c.pulse(ctx) })
+		c.check = time.AfterFunc(pulseEvery, func() { pulse(ctx, engine, c.stop) })
 	}
 	c.began = !c.tool.ReadOnly
 	return c.client, nil
 }
 
-// pulse ends the call when its browser no longer answers anything: what waits
+// pulse ends a call when its browser no longer answers anything: what waits
 // for a page would wait as long as it may wait for a slow one.
-func (c *Call) pulse(ctx context.Context) {
+func pulse(ctx context.Context, engine *page.Browser, end context.CancelCauseFunc) {
 	for ctx.Err() == nil {
 		pctx, cancel := context.WithTimeout(ctx, pulseWait)
-		err := c.engine.Ping(pctx)
+		err := engine.Ping(pctx)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) {
-			c.stop(errHung)
+			end(errHung)
 			return
 		}
 		select {

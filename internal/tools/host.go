@@ -167,7 +167,12 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	ctx, c.stop = context.WithCancelCause(ctx)
-	defer c.stop(nil)
+	defer func() {
+		c.stop(nil)
+		if c.check != nil {
+			c.check.Stop() // what it holds can be large
+		}
+	}()
 	caller, err := h.opts.Caller(ctx, req)
 	if err == nil {
 		c.Caller = caller

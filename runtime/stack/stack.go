@@ -287,7 +287,7 @@ func (r *Runtime) clearInstance(ctx context.Context, e evidence) error {
 	var errs []error
 	if e.Display != nil {
 		if err := proof.ClearDisplay(e.Display.Display, e.Display.Leader.PID); err != nil {
-			r.log.Warn("an X lock or socket stays", "display", e.Display.Display, "err", err)
+			r.log.Warn("an X lock or socket stays", "display", e.Display.Display, "error", err)
 		}
 	}
 	errs = append(errs, profile.Remove(ctx, r.files(e.Instance).dir), profile.Remove(ctx, r.tempDir(e.Instance)))

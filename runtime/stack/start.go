@@ -54,7 +54,7 @@ func (r *Runtime) Start(ctx context.Context, req fleet.StartRequest) (fleet.Evid
 	defer ccancel()
 	_, cleanup := r.Stop(cctx, s.ev.encode(), "start failed")
 	if cleanup != nil {
-		r.log.Error("cannot clean up after a failed start", "ABF_INSTANCE", req.Instance, "err", cleanup)
+		r.log.Error("cannot clean up after a failed start", "instance", req.Instance, "error", cleanup)
 		err = errors.Join(err, cleanup)
 	}
 	return s.ev.encode(), &fleet.StartError{Confirmed: cleanup == nil, Err: err}

@@ -47,7 +47,7 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 	}
 	// The empty slice would stay loaded for as long as the manager runs.
 	if err := r.units.StopSlice(ctx, r.slice(e.Instance)); err != nil {
-		r.log.Warn("an empty slice stays", "unit", r.slice(e.Instance), "err", err)
+		r.log.Warn("an empty slice stays", "unit", r.slice(e.Instance), "error", err)
 	}
 	return report, r.clearInstance(ctx, e)
 }
@@ -75,7 +75,7 @@ func (r *Runtime) wakeDisplay(ctx context.Context, e evidence) {
 	}
 	defer live.Close()
 	if err := ignoreEnded(live.Signal(ctx, syscall.SIGCONT)); err != nil {
-		r.log.Warn("cannot wake display before the stop", "err", err)
+		r.log.Warn("cannot wake display before the stop", "error", err)
 	}
 }
 
@@ -89,7 +89,7 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (c
 		// Somebody may have stopped either process, and a stopped one closes
 		// nothing. To a running one this signal means nothing.
 		if werr := errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(live.SignalBrowser(wctx, syscall.SIGCONT))); werr != nil {
-			r.log.Warn("cannot wake browser before its stop", "err", werr)
+			r.log.Warn("cannot wake browser before its stop", "error", werr)
 		}
 		if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
 			// The socket may be gone while the holder lives; the signal

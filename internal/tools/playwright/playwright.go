@@ -472,7 +472,7 @@ func waitFor(ctx context.Context, c *tools.Call) error {
 		if *args.Time < 0 {
 			return fault.New(fault.InvalidArgument, "wait", "give a number of seconds from 0 to 30", "time is %v", *args.Time)
 		}
-		d := min(time.Duration(*args.Time*float64(time.Second)), maxWait)
+		d := time.Duration(min(*args.Time, maxWait.Seconds()) * float64(time.Second))
 		if err := tab.WaitTime(ctx, d); err != nil {
 			return err
 		}
