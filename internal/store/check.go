@@ -11,11 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 
 	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 
 	"abfleet/internal/fault"
 	"abfleet/internal/safefs"
@@ -25,16 +27,27 @@ import (
 // second.
 const CheckerCommand = "check-state"
 
-// Exit codes of the helper. Any other way it ends, but for SIGKILL, is a crash
-// on the file.
+// Exit codes of the helper. What another end says about the file is for
+// crashed to tell.
 const (
 	exitSound     = 0
 	exitDamaged   = 3
 	exitUndecided = 4
+	exitFaulted   = 5
+	// exitGo is how the Go runtime ends a program, for any of its reasons.
+	exitGo = 2
 )
 
 // maxReport caps what is read of the helper's words.
 const maxReport = 4096
+
+// crashes is how often in a row the helper has to crash on a file before the
+// file is to blame: a bad page crashes every reader, a bad moment one.
+const crashes = 2
+
+// goCrashes are the words of the Go runtime when it is what a program read that
+// ended it. Its other reasons, no memory and no thread, are the host's.
+var goCrashes = []string{"panic: ", "unexpected fault address", "[signal SIG", "goroutine stack exceeds"}
 
 // Damaged is a file that must not be opened.
 type Damaged struct{ Reason string }
@@ -56,10 +69,14 @@ func MaybeRunChecker() {
 	err := walk(os.Args[2])
 	code := exitSound
 	var damaged *Damaged
+	var faulted *memoryFault
 	switch {
 	case errors.As(err, &damaged):
 		fmt.Fprintln(os.Stderr, damaged.Reason)
 		code = exitDamaged
+	case errors.As(err, &faulted):
+		fmt.Fprintln(os.Stderr, faulted)
+		code = exitFaulted
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		code = exitUndecided
@@ -71,42 +88,73 @@ func MaybeRunChecker() {
 
 // CheckFile walks a state file in a helper process. It returns nil for a sound
 // file, a *Damaged for one that must not be opened, and another error when it
-// cannot tell.
+// cannot tell: when the helper ended for a reason of its own or of the host's.
 func CheckFile(ctx context.Context, path string) error {
-	const op = "check fleet state"
 	if !checkerReady.Load() {
-		return fault.New(fault.Internal, op, "", "this program does not call store.MaybeRunChecker")
+		return fault.New(fault.Internal, opCheck, "", "this program does not call store.MaybeRunChecker")
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
+	var crash string
+	for range crashes {
+		var err error
+		if crash, err = runChecker(ctx, path); crash == "" {
+			return err
+		}
+	}
+	return &Damaged{Reason: "reading it crashes: " + crash}
+}
+
+const opCheck = "check fleet state"
+
+// undecided is the error of a check that says nothing about the file.
+func undecided(format string, args ...any) error {
+	return fault.New(fault.Internal, opCheck, "The state file is where it was: start the service again; if this stays, free memory and processes of this user", format, args...)
+}
+
+// runChecker runs the helper once. A helper that crashed on the file is told by
+// what it said of that, never empty.
+func runChecker(ctx context.Context, path string) (crash string, err error) {
 	// /proc/self/exe is this very program even after an upgrade replaced its
 	// file.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", CheckerCommand, path)
 	cmd.Args[0] = "abfleetd"
 	cmd.Env = []string{}
+	// A terminal's Ctrl-C is for the service.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var report bytes.Buffer
 	cmd.Stderr = &capped{w: &report, left: maxReport}
-	err := cmd.Run()
-	if err == nil {
-		return nil
+	if err = cmd.Run(); err == nil {
+		return "", nil
 	}
 	first, _, _ := strings.Cut(strings.TrimSpace(report.String()), "\n")
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
-		return fault.New(fault.Timeout, op, "Start the service again when the machine is less busy", "the helper did not finish: %w", context.Cause(ctx))
+		return "", fault.New(fault.Timeout, opCheck, "Start the service again when the machine is less busy", "the helper did not finish: %w", context.Cause(ctx))
 	case !errors.As(err, &exit):
-		return fault.New(fault.Internal, op, "", "start the helper: %w", err)
+		return "", undecided("start the helper: %w", err)
+	case exit.ExitCode() == exitDamaged:
+		return "", &Damaged{Reason: first}
 	case exit.ExitCode() == exitUndecided:
-		return fault.New(fault.Internal, op, "", "%s", first)
+		return "", undecided("%s", first)
 	}
-	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
-		return fault.New(fault.Internal, op, "Start the service again", "the helper was killed")
+	status, _ := exit.Sys().(syscall.WaitStatus)
+	if crashed(status, report.String()) {
+		return fmt.Sprintf("%v: %s", exit, first), nil
 	}
-	if exit.ExitCode() != exitDamaged {
-		first = "reading it crashes: " + first
+	return "", undecided("the helper ended before it was done: %w: %s", exit, first)
+}
+
+// crashed reports whether it can be the file that ended the helper.
+func crashed(status syscall.WaitStatus, report string) bool {
+	switch {
+	case status.Signaled():
+		return status.Signal() == syscall.SIGSEGV || status.Signal() == syscall.SIGBUS
+	case status.ExitStatus() == exitGo:
+		return slices.ContainsFunc(goCrashes, func(words string) bool { return strings.Contains(report, words) })
 	}
-	return &Damaged{Reason: first}
+	return status.ExitStatus() == exitFaulted
 }
 
 // capped passes on the first bytes and swallows the rest.
@@ -124,12 +172,25 @@ func (c *capped) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// memoryFault is a page of the file that could not be read. That may be a bad
+// moment of the disk.
+type memoryFault struct{ cause error }
+
+func (m *memoryFault) Error() string { return m.cause.Error() }
+
 // walk reads everything in the file. It runs in the helper: on a damaged file
 // it may also panic, be killed by SIGBUS or never be asked for its opinion.
 func walk(path string) (err error) {
 	debug.SetPanicOnFault(true)
 	defer func() {
-		if r := recover(); r != nil {
+		switch r := recover().(type) {
+		case nil:
+		case interface {
+			error
+			Addr() uintptr
+		}:
+			err = &memoryFault{r}
+		default:
 			err = &Damaged{Reason: fmt.Sprint(r)}
 		}
 	}()
@@ -138,10 +199,7 @@ func walk(path string) (err error) {
 	}
 	db, err := openBolt(path, true)
 	if err != nil {
-		if fault.CodeOf(err) == fault.Internal {
-			return &Damaged{Reason: err.Error()}
-		}
-		return err
+		return judge(err)
 	}
 	defer db.Close()
 	return db.View(func(b *bolt.Tx) error {
@@ -163,6 +221,17 @@ func walk(path string) (err error) {
 		}
 		return nil
 	})
+}
+
+// judge says which failures to open are the file's. The others, no memory to map
+// it, no lock, no descriptor, are the host's.
+func judge(err error) error {
+	for _, damage := range []error{bolterrors.ErrInvalid, bolterrors.ErrChecksum, bolterrors.ErrVersionMismatch} {
+		if errors.Is(err, damage) {
+			return &Damaged{Reason: damage.Error()}
+		}
+	}
+	return err
 }
 
 // Where bbolt keeps what it needs to find everything else: two meta pages, in

@@ -22,7 +22,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	befall()
 	MaybeRunChecker()
+	if os.Getenv("STORE_TEST_FAULT") != "" {
+		readPastEnd()
+	}
 	if path := os.Getenv("STORE_TEST_HOLD"); path != "" {
 		hold(path)
 	}
