@@ -75,6 +75,11 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 	}
 	sd.Ready(teller.Status())
 	log.Info("the service is ready", sd.EventKey, string(sd.ServiceStarted), "version", api.Version)
+	go func() {
+		if err := f.RestartWanted(stop); err != nil {
+			log.Warn("not every browser of the last run was started again", sd.ErrorKey, err)
+		}
+	}()
 	go teller.Examine(stop, env)
 	go state.KeepCopy(stop, log)
 	go sd.Watchdog(stop, log,

@@ -344,6 +344,49 @@ func TestReconcileUnverified(t *testing.T) {
 	}
 }
 
+// TestReconcileUndecided protects browsers from a run that cannot look at them,
+// because the service manager cannot be asked or because it is told to stop
+// before it has looked: they are left alone, and the next run takes them over.
+func TestReconcileUndecided(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	s.saved("a")
+	sessions := []string{"s", "t", "u"}
+	keys := map[string]string{}
+	for _, session := range sessions {
+		s.use(session, "a")
+		keys[session] = mustBrowser(t, s, session).Key()
+	}
+	s.end()
+	for name, look := range map[string]func(s *service) error{
+		"no manager": func(*service) error { return fmt.Errorf("%w: no answer", fleet.ErrUndecided) },
+		"told to stop": func(s *service) error {
+			s.Refuse()
+			return context.Canceled
+		},
+	} {
+		s = h.start()
+		h.rt.FailObserve = func(string) error { return look(s) }
+		h.rt.FailStop = func(string) error {
+			t.Errorf("%s: a browser is stopped", name)
+			return nil
+		}
+		if err := s.Reconcile(t.Context()); err == nil {
+			t.Errorf("%s: all is said to be well", name)
+		}
+		h.rt.FailObserve, h.rt.FailStop = nil, nil
+		s.end()
+	}
+	s = h.start()
+	defer s.end()
+	s.must(s.Reconcile(t.Context()))
+	for _, session := range sessions {
+		if mustBrowser(t, s, session).Key() != keys[session] {
+			t.Errorf("the browser of %s was replaced", session)
+		}
+	}
+}
+
 // TestReconcileBroken protects the rule that a start of the service cleans a
 // BROKEN browser and never makes it READY.
 func TestReconcileBroken(t *testing.T) {

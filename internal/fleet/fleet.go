@@ -215,7 +215,7 @@ func (f *Fleet) Events(ctx context.Context, after uint64, limit int) ([]Event, e
 }
 
 // Counts says how many Stacks run or may run, and how many of those are not
-// exposed because their ownership or cleanup is not proven.
+// exposed because their ownership or cleanup is not proven, or was not in the past.
 func (f *Fleet) Counts() (running, quarantined int) {
 	f.mu.Lock()
 	held := len(f.quarantine)
@@ -226,8 +226,10 @@ func (f *Fleet) Counts() (running, quarantined int) {
 			switch r.Value.State {
 			case Stopped:
 			case Broken, Quarantined:
-				running++
 				quarantined++
+				if len(r.Value.Evidence) > 0 {
+					running++
+				}
 			default:
 				running++
 			}

@@ -21,6 +21,9 @@ type keyLock struct {
 
 // lock returns the function that unlocks.
 func (k *keyLocks) lock(ctx context.Context, key string) (func(), error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	k.mu.Lock()
 	if k.held == nil {
 		k.held = map[string]*keyLock{}

@@ -12,50 +12,55 @@ import (
 // Reconcile brings records and reality together after the service was not
 // there: what is proven to run is taken over, what died is recorded with how
 // it ended, what is neither is cleaned up or quarantined, interrupted
-// operations are finished or undone, leftovers go, and Session Browsers that
-// are wanted are started again, one at a time. No Binding is ever removed.
+// operations are finished or undone, and leftovers go. No Binding is ever
+// removed.
 //
 // Operations may be called while it runs; they reconcile what they touch by
 // themselves. One failure does not keep it from the rest; all are returned.
 func (f *Fleet) Reconcile(ctx context.Context) error {
 	actor := audit.System("reconcile")
-	var errs []error
-	note := func(err error) {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
 	idKeys, sessions, profileKeys, err := f.inventory()
 	if err != nil {
 		return err
 	}
-	for _, key := range idKeys {
-		_, err := run(ctx, f, "reconcile login", loginKey(key), func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, f.reconcileLogin(ctx, actor, key)
-		})
-		note(err)
+	var errs []error
+	each := func(keys []string, op string, lock func(string) string, fn func(context.Context, audit.Actor, string) error) {
+		for _, key := range keys {
+			if ctx.Err() != nil {
+				return
+			}
+			_, err := run(ctx, f, op, lock(key), func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx, actor, key) })
+			errs = append(errs, err)
+		}
 	}
+	each(idKeys, "reconcile login", loginKey, f.reconcileLogin)
+	each(sessions, "reconcile session", sessionKey, f.reconcileSession)
+	each(profileKeys, "reconcile profile", func(key string) string { return "unbound:" + key }, f.reconcileUnbound)
+	if ctx.Err() != nil {
+		errs = append(errs, gone(ctx, "reconcile", "not everything was looked at", "The next use looks at what it touches"))
+	}
+	return errors.Join(errs...)
+}
+
+// RestartWanted starts, one at a time, the Session Browsers that are wanted and
+// stopped: those that did not outlive their host. It follows Reconcile, and may
+// run while operations do.
+func (f *Fleet) RestartWanted(ctx context.Context) error {
+	actor := audit.System("reconcile")
+	_, sessions, _, err := f.inventory()
+	if err != nil {
+		return err
+	}
+	var errs []error
 	for _, session := range sessions {
-		_, err := run(ctx, f, "reconcile session", sessionKey(session), func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, f.reconcileSession(ctx, actor, session)
-		})
-		note(err)
-	}
-	for _, key := range profileKeys {
-		_, err := run(ctx, f, "reconcile profile", "unbound:"+key, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, f.reconcileUnbound(ctx, actor, key)
-		})
-		note(err)
-	}
-	for _, session := range sessions {
-		if err := ctx.Err(); err != nil {
-			note(gone(ctx, "reconcile", "not every wanted browser was started", "The next use starts them"))
+		if ctx.Err() != nil {
+			errs = append(errs, gone(ctx, "restart browsers", "not every wanted browser was started", "The next use starts them"))
 			break
 		}
 		_, err := run(ctx, f, opStart, sessionKey(session), func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, f.restartWanted(ctx, actor, session)
 		})
-		note(err)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -306,6 +306,9 @@ func (f *Fleet) undoSwitch(ctx context.Context, actor audit.Actor, session, prof
 	if p != nil {
 		_, _, serr = f.stop(ctx, actor, opSwitch, "switch undone", p.Value.Instance, func(*store.Tx) error { return nil })
 	}
+	if errors.Is(serr, ErrUndecided) {
+		return serr // the intent stays, and has it undone at the next use
+	}
 	err = f.update(func(tx *store.Tx) error {
 		if err := endIntent(tx, sessionKey(session)); err != nil {
 			return err

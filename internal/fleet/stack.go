@@ -159,8 +159,18 @@ func (f *Fleet) settle(ctx context.Context, actor audit.Actor, instance string) 
 	known := f.isProven(r)
 	for try := 0; ; try++ {
 		obs, err := f.observe(ctx, r.Value.Evidence)
+		if err == nil && obs.State == Stopped {
+			// Its files are in nobody's way, and X would never give its number
+			// out again.
+			if _, serr := f.stopStack(ctx, r.Value.Evidence, "it ended"); serr != nil {
+				f.log.Warn("leftovers of a browser stay", "instance", r.Key, "error", serr)
+			}
+		}
 		if err == nil && (obs.State == Controllable || obs.State == Stopped) {
 			return f.observed(actor, r, obs)
+		}
+		if ctx.Err() != nil {
+			return nil, gone(ctx, opReach, "nothing was changed", "Try again")
 		}
 		if err == nil && obs.State == Ended {
 			return f.cleanUp(ctx, actor, r, obs)
@@ -173,7 +183,7 @@ func (f *Fleet) settle(ctx context.Context, actor audit.Actor, instance string) 
 				return nil, gone(ctx, opReach, "nothing was changed", "Try again")
 			}
 		}
-		if err != nil && known {
+		if err != nil && (known || errors.Is(err, ErrUndecided)) {
 			return nil, f.failure(err, fault.BrowserNotControllable, opReach, "Try again; if it persists, look at the journal of the service", r)
 		}
 		if err != nil {
@@ -285,6 +295,9 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 	if serr != nil {
 		refusal = f.failure(serr, fault.BrowserStopUnproven, "clean up browser",
 			"It is kept and not exposed; the next start of the service or the next use tries again", r)
+	}
+	if errors.Is(serr, ErrUndecided) {
+		return nil, refusal // as it was, it is looked at again
 	}
 	r, err = f.changeRuntime(r.Key, func(tx *store.Tx, r *runtime) error {
 		if err := r.Value.apply(onCleaned, facts{vacant: serr == nil}, now()); err != nil {

@@ -97,6 +97,11 @@ type service struct {
 	seen map[string]bool
 }
 
+// Reconcile does all that a start of the service does.
+func (s *service) Reconcile(ctx context.Context) error {
+	return errors.Join(s.Fleet.Reconcile(ctx), s.RestartWanted(ctx))
+}
+
 // start starts the service.
 func (h *host) start() *service {
 	h.t.Helper()

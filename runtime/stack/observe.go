@@ -2,38 +2,48 @@ package stack
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"time"
 
 	"abfleet/internal/cdp"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/holder"
+	"abfleet/runtime/proof"
 	"abfleet/runtime/role"
 	"abfleet/runtime/unit"
 )
 
-// observeTimeout bounds one observation; a browser that takes longer to say
-// its version is not controllable.
+// observeTimeout bounds the questions to a Stack's roles; a browser that takes
+// longer to say its version is not controllable.
 const observeTimeout = 5 * time.Second
 
 // Observe says what is true of a recorded Stack now: controllable (both roles
 // proven ours and answering on their private sockets), stopped (proven
 // vacant), ended (no process is left in the browser's scope, but something of
-// the Stack is), or unverified with the reason.
+// the Stack is), or unverified with the reason. Where systemd cannot be asked it
+// is fleet.ErrUndecided.
 func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observation, error) {
 	e, err := decode(ev)
 	if err != nil {
 		return fleet.Observation{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
+	answer, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
-	notControllable := r.controllable(ctx, e)
+	notControllable := r.controllable(answer, e)
 	if notControllable == nil {
 		return fleet.Observation{State: fleet.Controllable}, nil
 	}
 	exit := r.exitReport(e)
-	if _, err := r.verifier.Vacant(ctx, r.claim(e)); err == nil {
+	_, notVacant := r.verifier.Vacant(ctx, r.claim(e))
+	switch {
+	case notVacant == nil:
 		return fleet.Observation{State: fleet.Stopped, Exit: exit}, nil
+	case ctx.Err() != nil:
+		return fleet.Observation{}, fmt.Errorf("%w: %w", context.Cause(ctx), notControllable)
+	case undecided(notVacant):
+		return fleet.Observation{}, fmt.Errorf("%w: %w", fleet.ErrUndecided, notVacant)
 	}
 	state := fleet.Unverified
 	if e.Chromium != nil {
@@ -42,6 +52,12 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 		}
 	}
 	return fleet.Observation{State: state, Reason: notControllable.Error(), Exit: exit}, nil
+}
+
+// undecided reports whether an error of a proof says that systemd could not be
+// asked, and so nothing about the Stack.
+func undecided(err error) bool {
+	return proof.ReasonOf(err) == proof.UnitUnknown || errors.Is(err, unit.ErrClosed)
 }
 
 func (r *Runtime) controllable(ctx context.Context, e evidence) error {

@@ -58,6 +58,7 @@ func TestServiceRestarts(t *testing.T) {
 	for name, event := range map[string]string{
 		"restart":       "systemctl --user restart abfleetd.service",
 		"SIGKILL":       "pid=$(systemctl --user show -P MainPID abfleetd.service); kill -KILL $pid; while kill -0 $pid 2>/dev/null; do :; done",
+		"restart again": "for i in 1 2; do systemctl --user restart --no-block abfleetd.service; done; systemctl --user restart abfleetd.service",
 		"daemon-reload": "systemctl --user daemon-reload",
 		"daemon-reexec": "systemctl --user daemon-reexec",
 	} {
@@ -285,12 +286,26 @@ func TestDiedBrowser(t *testing.T) {
 	a.must("browser_evaluate", map[string]any{"function": `() => { localStorage.setItem("kept", "yes") }`})
 	w.must("session", "stop", "alpha")
 	w.must("session", "use", "alpha", "work")
-	pid := w.browserPIDs()[0]
-	w.sh(fmt.Sprintf("kill -KILL %d", pid))
-	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
-	a.mustContain("browser_evaluate", map[string]any{"function": `() => localStorage.getItem("kept")`}, "yes")
+	form := map[string]any{"url": siteURL + "/form"}
+	afterDeath := func(kill string) {
+		t.Helper()
+		w.sh(fmt.Sprintf(kill, w.browserPIDs()[0]))
+		// A call that was sent before the death is seen says that it may have
+		// taken effect.
+		if text, err := a.call("browser_navigate", form); err != nil && !strings.Contains(text, string(fault.EffectUnknown)) {
+			t.Error(err)
+		}
+		a.must("browser_navigate", form)
+		a.mustContain("browser_evaluate", map[string]any{"function": `() => localStorage.getItem("kept")`}, "yes")
+	}
+	afterDeath("kill -KILL %d")
 	if s := w.must("session", "show", "alpha").Session; s.LastExit == nil || !strings.Contains(s.LastExit.Detail, "SIGKILL") {
 		t.Errorf("the session says of its last browser: %+v", s.LastExit)
+	}
+	// With its display gone too, nobody else would clear what that leaves.
+	afterDeath("kill -KILL %d; pkill -KILL -x Xvnc")
+	if locks := w.sh("ls /tmp/.X*-lock"); len(strings.Fields(locks)) != 1 {
+		t.Errorf("locks of displays: %s", locks)
 	}
 }
 
