@@ -21,6 +21,7 @@ type Call struct {
 	Caller Caller
 
 	host    *Host
+	session *session
 	tool    Tool
 	args    json.RawMessage
 	stop    context.CancelCauseFunc
@@ -43,15 +44,16 @@ type Call struct {
 func (c *Call) Fleet() Fleet { return c.host.opts.Fleet }
 
 // Forget drops the caller's tool state: its current tab and what it was shown.
-func (c *Call) Forget(ctx context.Context) error { return c.host.forget(ctx, c.Caller) }
+func (c *Call) Forget(ctx context.Context) error { return c.session.forget(ctx, c.Caller.Client) }
 
-// Rebound says that the session may have another browser now.
-func (c *Call) Rebound() { c.host.doubt(c.Caller) }
+// Rebound says that the session may have another browser now, or need one: the
+// next call asks the fleet, even while the connection to this one is open.
+func (c *Call) Rebound() { c.session.doubted.Store(true) }
 
 // Client is the caller's view of its Session Browser.
 func (c *Call) Client(ctx context.Context) (*page.Client, error) {
 	if c.client == nil {
-		engine, err := c.host.engine(ctx, c.Caller)
+		engine, err := c.host.engine(ctx, c.session, c.Caller)
 		if err != nil {
 			return nil, err
 		}
@@ -174,7 +176,7 @@ func (c *Call) finish(ctx context.Context, failed bool) error {
 		c.sections.modal = s.modal
 		return nil
 	}
-	if !c.host.showHeader(c.Caller, s.tabs+"\n"+s.page) && !c.header {
+	if !c.session.showHeader(c.Caller.Client, s.tabs+"\n"+s.page, c.host.opts.Now()) && !c.header {
 		s.tabs, s.page = "", ""
 	}
 	c.sections = s

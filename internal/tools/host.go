@@ -66,8 +66,10 @@ type Host struct {
 	tools    map[string]bool // names registered
 }
 
-// session is what is kept for one session.
+// session is what is kept for one session while a call uses it or its engine
+// lives.
 type session struct {
+	calls int // that use it; guarded by the Host's mu
 	// turn is held while an engine is looked up or attached.
 	turn   chan struct{}
 	key    string // generation of engine
@@ -175,7 +177,8 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 	}()
 	caller, err := h.opts.Caller(ctx, req)
 	if err == nil {
-		c.Caller = caller
+		c.Caller, c.session = caller, h.enter(caller.Session)
+		defer h.leave(caller.Session, c.session)
 		err = t.Run(ctx, c)
 		c.acted = c.acted || err == nil && c.began
 	}
@@ -183,21 +186,49 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 		err = ferr
 	}
 	if err != nil && (errors.Is(context.Cause(ctx), errHung) || fault.Is(err, fault.Timeout)) {
-		h.doubt(c.Caller)
+		c.Rebound()
 	}
 	return c.result(c.interrupted(ctx, err))
 }
 
-// session returns what is kept for a session, and notes that the client uses it.
-func (h *Host) session(caller Caller) *session {
+// enter returns what is kept for a session, for a call that leaves it again.
+func (h *Host) enter(name string) *session {
 	h.mu.Lock()
-	s := h.sessions[caller.Session]
+	defer h.mu.Unlock()
+	s := h.sessions[name]
 	if s == nil {
 		s = &session{turn: make(chan struct{}, 1), clients: make(map[string]*client)}
-		h.sessions[caller.Session] = s
+		h.sessions[name] = s
 	}
-	h.mu.Unlock()
+	s.calls++
 	return s
+}
+
+func (h *Host) leave(name string, s *session) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.calls--
+	h.drop(name, s)
+}
+
+// drop forgets a session that no call uses and that has no living engine. The
+// caller holds h.mu.
+func (h *Host) drop(name string, s *session) {
+	if h.sessions[name] != s || s.calls > 0 || s.engine != nil && !ended(s.engine) {
+		return
+	}
+	if s.engine != nil {
+		s.engine.Close()
+	}
+	delete(h.sessions, name)
+}
+
+// bury drops a session when its engine ends, if no call does.
+func (h *Host) bury(name string, s *session, engine *page.Browser) {
+	<-engine.Done()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.drop(name, s)
 }
 
 // client returns what is kept for a client, and the key of one that had to make
@@ -225,11 +256,10 @@ const freshHeader = "\n- Page URL: about:blank"
 
 // showHeader reports whether the client was shown another header last, and
 // remembers this one.
-func (h *Host) showHeader(caller Caller, header string) bool {
-	s := h.session(caller)
+func (s *session) showHeader(key, header string, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c, _, _ := s.client(caller.Client, h.opts.Now())
+	c, _, _ := s.client(key, now)
 	changed := c.shown != header
 	c.shown = header
 	return changed
@@ -248,8 +278,7 @@ func (s *session) lock(ctx context.Context) error {
 // engine returns the page engine of the caller's Session Browser: the one at
 // hand while its connection lives, else a new one on whatever generation the
 // fleet proves to be running.
-func (h *Host) engine(ctx context.Context, caller Caller) (*page.Browser, error) {
-	s := h.session(caller)
+func (h *Host) engine(ctx context.Context, s *session, caller Caller) (*page.Browser, error) {
 	if err := s.lock(ctx); err != nil {
 		return nil, err
 	}
@@ -259,7 +288,7 @@ func (h *Host) engine(ctx context.Context, caller Caller) (*page.Browser, error)
 		s.engine = nil
 	}
 	if s.engine == nil || s.doubted.Load() {
-		if err := s.attach(ctx, h.opts.Fleet, caller.Session); err != nil {
+		if err := h.attach(ctx, s, caller.Session); err != nil {
 			return nil, err
 		}
 	}
@@ -283,14 +312,14 @@ func ended(engine *page.Browser) bool {
 
 // attach connects to the browser that the fleet says the session has. The
 // caller has the turn.
-func (s *session) attach(ctx context.Context, fleet Fleet, name string) (err error) {
+func (h *Host) attach(ctx context.Context, s *session, name string) (err error) {
 	s.doubted.Store(false)
 	defer func() {
 		if err != nil {
 			s.doubted.Store(true)
 		}
 	}()
-	browser, err := fleet.Browser(ctx, name)
+	browser, err := h.opts.Fleet.Browser(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -317,25 +346,21 @@ func (s *session) attach(ctx context.Context, fleet Fleet, name string) (err err
 		s.mu.Unlock()
 	}
 	s.key, s.engine = browser.Key(), engine
+	go h.bury(name, s, engine)
 	return nil
 }
 
-// forget drops the caller's tool state: its current tab and what it was shown.
-func (h *Host) forget(ctx context.Context, caller Caller) error {
-	s := h.session(caller)
+// forget drops a client's tool state: its current tab and what it was shown.
+func (s *session) forget(ctx context.Context, key string) error {
 	s.mu.Lock()
-	delete(s.clients, caller.Client)
+	delete(s.clients, key)
 	s.mu.Unlock()
 	if err := s.lock(ctx); err != nil {
 		return err
 	}
 	defer func() { <-s.turn }()
 	if s.engine != nil {
-		s.engine.Client(caller.Client).Forget()
+		s.engine.Client(key).Forget()
 	}
 	return nil
 }
-
-// doubt has the next call ask the fleet which browser the session has, even
-// while the connection to the one it had is still open.
-func (h *Host) doubt(caller Caller) { h.session(caller).doubted.Store(true) }

@@ -232,6 +232,54 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
+// Sessions come and go for as long as the service runs; what is kept of one goes
+// with its browser.
+func TestSessionsAreForgotten(t *testing.T) {
+	fleet := toolstest.NewFleet(t)
+	var session string
+	host := tools.NewHost(tools.Options{
+		Fleet: fleet, OutputDir: func(string) string { return t.TempDir() },
+		Caller: func(context.Context, *mcp.CallToolRequest) (tools.Caller, error) {
+			return tools.Caller{Session: session}, nil
+		},
+	})
+	t.Cleanup(host.Close)
+	client := toolstest.Connect(t, host, tools.Tool{Name: "try", Schema: json.RawMessage(anything), Run: func(ctx context.Context, c *tools.Call) error {
+		_, err := c.Tab(ctx)
+		return err
+	}})
+	try := func(name string, works bool) {
+		t.Helper()
+		session = name
+		if text, isError, _ := client.Call(t.Context(), "try", nil); isError == works {
+			t.Fatal(text)
+		}
+	}
+	for i := range 5 {
+		try(fmt.Sprintf("unbound %d", i), false)
+	}
+	if n := host.Sessions(); n != 0 {
+		t.Errorf("%d sessions without a browser are kept", n)
+	}
+	for i := range 3 {
+		name := fmt.Sprintf("bound %d", i)
+		if _, err := fleet.UseIdentity(t.Context(), name, "Shop"); err != nil {
+			t.Fatal(err)
+		}
+		try(name, true)
+	}
+	if n := host.Sessions(); n != 3 {
+		t.Errorf("%d sessions are kept, want 3", n)
+	}
+	fleet.Disconnect()
+	for deadline := time.Now().Add(10 * time.Second); host.Sessions() > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d sessions are kept of browsers that are gone", host.Sessions())
+		}
+	}
+	try("bound 1", true)
+}
+
 func TestLeakCheck(t *testing.T) {
 	for _, text := range []string{
 		"ws://127.0.0.1:9222/devtools/browser/abc", "see /run/user/1000/abfleet/x/cdp.sock", "unit abfleet-abc.slice failed",
