@@ -12,6 +12,7 @@ import (
 	"maps"
 	"mime"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -142,7 +143,7 @@ func (b *bridge) run(ctx context.Context, in io.Reader) error {
 	b.fail = cancel
 
 	var calls sync.WaitGroup
-	lines, readErr := make(chan []byte), make(chan error, 1)
+	lines, readErr := make(chan input), make(chan error, 1)
 	go func() { readErr <- readLines(ctx, in, lines) }()
 	slots := make(chan struct{}, maxInFlight)
 	for {
@@ -150,8 +151,12 @@ func (b *bridge) run(ctx context.Context, in io.Reader) error {
 		case <-ctx.Done():
 			calls.Wait()
 			return b.ended()
-		case line := <-lines:
-			b.take(ctx, line, &calls, slots)
+		case in := <-lines:
+			if in.tooLong {
+				b.answerError(in.id, rpcFailed, fault.New(fault.BodyTooLarge, "read a message", "Send less in one message", "it has more than %d bytes", api.MaxMCPBody))
+				continue
+			}
+			b.take(ctx, in.line, &calls, slots)
 		case err := <-readErr:
 			done := make(chan struct{})
 			go func() { calls.Wait(); close(done) }()
@@ -176,14 +181,30 @@ func (b *bridge) ended() error {
 	return b.failure
 }
 
-// readLines sends every line of in, without its end, until ctx ends.
-func readLines(ctx context.Context, in io.Reader, lines chan<- []byte) error {
+// input is one line from the client, without its end: what it says, or of a
+// line that is too long the id to answer to.
+type input struct {
+	line    []byte
+	id      json.RawMessage
+	tooLong bool
+}
+
+// readLines sends every line of in until ctx ends.
+func readLines(ctx context.Context, in io.Reader, lines chan<- input) error {
 	reader := bufio.NewReaderSize(in, 64<<10)
 	for {
+		var next input
 		line, err := readLine(reader, api.MaxMCPBody)
-		if line = bytes.TrimSpace(line); len(line) > 0 {
+		if errors.Is(err, errLineTooLong) {
+			var tail []byte
+			tail, err = discardLine(reader, line)
+			next = input{id: idOf(line, tail), tooLong: true}
+		} else {
+			next.line = bytes.TrimSpace(line)
+		}
+		if next.tooLong || len(next.line) > 0 {
 			select {
-			case lines <- line:
+			case lines <- next:
 			case <-ctx.Done():
 				return nil
 			}
@@ -197,16 +218,75 @@ func readLines(ctx context.Context, in io.Reader, lines chan<- []byte) error {
 	}
 }
 
+// tailSize is how much of the end of a line is kept when its middle is not: an
+// id, and what may stand behind it.
+const tailSize = 1 << 10
+
+// discardLine reads the rest of a line and returns the end of the whole.
+func discardLine(reader *bufio.Reader, line []byte) (tail []byte, err error) {
+	cut := func(b []byte) []byte { return b[max(0, len(b)-tailSize):] }
+	tail = append(tail, cut(line)...)
+	for !bytes.HasSuffix(tail, []byte("\n")) {
+		part, err := reader.ReadSlice('\n')
+		tail = append(tail[:0], cut(append(tail, cut(part)...))...)
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return tail, err
+		}
+	}
+	return tail, nil
+}
+
+// lastID finds the id where many clients write it: as the last member, behind
+// the parameters. One with escapes in it is not looked for.
+var lastID = regexp.MustCompile(`[,{]\s*"id"\s*:\s*(-?[0-9]+|"[^"\\]*")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$`)
+
+// idOf returns the id of a request of which only the beginning and the end are
+// known, "null" where it cannot be told. An answer of the client has the id of
+// somebody else's request.
+func idOf(head, tail []byte) json.RawMessage {
+	null := json.RawMessage("null")
+	decoder := json.NewDecoder(bytes.NewReader(head))
+	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {
+		return null
+	}
+	var id json.RawMessage
+	request := false
+	for {
+		name, err := decoder.Token()
+		if err != nil {
+			break
+		}
+		var value json.RawMessage
+		if decoder.Decode(&value) != nil {
+			break
+		}
+		switch name {
+		case "id":
+			id = value
+		case "method":
+			request = true
+		}
+	}
+	if found := lastID.FindSubmatch(tail); id == nil && found != nil {
+		id = found[1]
+	}
+	if !request || id == nil {
+		return null
+	}
+	return id
+}
+
 var errLineTooLong = errors.New("the line is too long")
 
-// readLine reads to the next line feed, at most limit bytes.
+// readLine reads to the next line feed, at most limit bytes. Of a longer line it
+// returns the beginning, and leaves the rest.
 func readLine(reader *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {
 		part, err := reader.ReadSlice('\n')
 		line = append(line, part...)
 		if len(line) > limit {
-			return nil, errLineTooLong
+			return line, errLineTooLong
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
 			return line, err
@@ -407,7 +487,7 @@ func (b *bridge) try(ctx context.Context, line []byte, members []envelope) (map[
 	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	switch {
 	case kind == "text/event-stream":
-		err = readEvents(reader, func(data []byte) { b.relay(data, answered) })
+		err = readEvents(reader, func(data []byte) { b.relay(data, members, answered) })
 	case kind == "application/json":
 		var body []byte
 		if body, err = io.ReadAll(io.LimitReader(reader, maxMessage)); err != nil {
@@ -418,7 +498,7 @@ func (b *bridge) try(ctx context.Context, line []byte, members []envelope) (map[
 			b.refuse(members, answered, refusal.Error.Fault())
 			break
 		}
-		b.relay(body, answered)
+		b.relay(body, members, answered)
 	case response.StatusCode >= http.StatusBadRequest:
 		// The SDK's own refusals are text.
 		text, _ := io.ReadAll(io.LimitReader(reader, 4<<10))
@@ -429,10 +509,17 @@ func (b *bridge) try(ctx context.Context, line []byte, members []envelope) (map[
 
 // refuse answers every request of a message with one error.
 func (b *bridge) refuse(members []envelope, answered map[string]bool, err error) {
+	if raw, encodeErr := json.Marshal(rpcError(rpcFailed, err)); encodeErr == nil {
+		b.refuseAll(members, answered, raw)
+	}
+}
+
+// refuseAll answers every request of a message that has no answer yet.
+func (b *bridge) refuseAll(members []envelope, answered map[string]bool, rpc json.RawMessage) {
 	for _, m := range members {
-		if k := key(m.ID); k != "" && m.Method != "" {
+		if k := key(m.ID); k != "" && m.Method != "" && !answered[k] {
 			answered[k] = true
-			b.answerError(m.ID, rpcFailed, err)
+			b.answer(m.ID, rpc)
 		}
 	}
 }
@@ -500,8 +587,9 @@ func readEvents(reader *bufio.Reader, message func([]byte)) error {
 	}
 }
 
-// relay writes messages of the service as lines, and learns from them.
-func (b *bridge) relay(data []byte, answered map[string]bool) {
+// relay writes messages of the service as lines, and learns from them. An error
+// without an id refuses all that was sent.
+func (b *bridge) relay(data []byte, sent []envelope, answered map[string]bool) {
 	data = bytes.TrimSpace(data)
 	if len(data) == 0 {
 		return
@@ -512,6 +600,10 @@ func (b *bridge) relay(data []byte, answered map[string]bool) {
 	} else {
 		members = make([]envelope, 1)
 		_ = json.Unmarshal(data, &members[0])
+		if m := members[0]; m.Method == "" && m.Error != nil && key(m.ID) == "" {
+			b.refuseAll(sent, answered, m.Error)
+			return
+		}
 	}
 	for _, m := range members {
 		if m.Result != nil || m.Error != nil {
@@ -556,17 +648,22 @@ func (b *bridge) learn(result json.RawMessage) {
 
 // answerError answers a request in the service's place.
 func (b *bridge) answerError(id json.RawMessage, code int, err error) {
+	b.answer(id, rpcError(code, err))
+}
+
+// rpcError is the JSON-RPC form of an error.
+func rpcError(code int, err error) map[string]any {
 	e := api.ErrorOf(err)
 	text := e.Message
 	if e.Hint != "" {
 		text += ". " + e.Hint
 	}
-	line, encodeErr := json.Marshal(map[string]any{
-		"jsonrpc": "2.0",
-		"id":      id,
-		"error":   map[string]any{"code": code, "message": text, "data": e},
-	})
-	if encodeErr == nil {
+	return map[string]any{"code": code, "message": text, "data": e}
+}
+
+func (b *bridge) answer(id json.RawMessage, rpcError any) {
+	line, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": rpcError})
+	if err == nil {
 		b.write(line)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -417,25 +418,121 @@ func TestBridgeEndsWithItsClient(t *testing.T) {
 	<-ended
 }
 
-func TestBridgeRefusesEndlessLines(t *testing.T) {
-	line := strings.Repeat("x", 1<<20)
-	inRead, inWrite := io.Pipe()
-	done := make(chan error, 1)
-	go func() { done <- newBridge("none", "s", io.Discard).run(t.Context(), inRead) }()
-	go func() {
-		for {
-			if _, err := io.WriteString(inWrite, line); err != nil {
-				return
+// A message beyond the limit costs its own answer and nothing else.
+func TestBridgeOutlivesLargeMessages(t *testing.T) {
+	s := newService(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m envelope
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{}}`, m.ID)
+	}))
+	s.start()
+	send, receive, end := talk(t, s.socket)
+	large := strings.Repeat("x", api.MaxMCPBody)
+	tests := []struct{ line, id string }{
+		{`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"act","arguments":{"text":"` + large + `"}}}`, "7"},
+		{`{"method":"tools/call","id":"a","params":{"name":"act","arguments":{"text":"` + large + `"}}}`, `"a"`},
+		// As the TypeScript and Python SDKs write it.
+		{`{"method":"tools/call","params":{"arguments":{"text":"` + large + `"}},"jsonrpc":"2.0","id":8}`, "8"},
+		{`{"method":"tools/call","params":{"arguments":{"text":"` + large + `"}}, "id": "b c", "jsonrpc": "2.0" }`, `"b c"`},
+		// Not the id of this message, or not one that this side gave.
+		{`{"method":"tools/call","params":{"text":"` + large + `","id":9}}`, "null"},
+		{`{"method":"tools/call","params":{"text":"` + large + `"},"a\",\"id":9}`, "null"},
+		{`{"jsonrpc":"2.0","id":9,"result":{"text":"` + large + `"}}`, "null"},
+		{`{"jsonrpc":"2.0","result":{"text":"` + large + `"},"id":9}`, "null"},
+		{`[{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"text":"` + large + `"}}]`, "null"},
+		{large + large, "null"},
+	}
+	// Wherever the limit falls, and whatever was read at once.
+	for pad := 0; pad < 200; pad += 9 {
+		tests = append(tests, struct{ line, id string }{`{"method":"m","params":{"text":"` + large[:len(large)-pad] + `"},"jsonrpc":"2.0","id":"` + strings.Repeat("i", 160) + `"}`, `"` + strings.Repeat("i", 160) + `"`})
+	}
+	for _, test := range tests {
+		send(test.line)
+		shape := test.line[:60] + "..." + test.line[len(test.line)-60:]
+		if id, e := failure(t, receive()); id != test.id || e.Code != "body_too_large" || e.Hint == "" {
+			t.Errorf("%s: answered %s with %+v, want id %s", shape, id, e, test.id)
+		}
+		send(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)
+		if got := receive(); got != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+			t.Errorf("%s: then %s", shape, got)
+		}
+	}
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A refusal of the whole POST has no id. It is the answer of every request in
+// it, and nothing else is heard of it.
+func TestBridgeSpreadsRefusals(t *testing.T) {
+	const refusal = `{"code":-32000,"message":"cannot tell the session: the session id has 201 characters. Hint","data":{"code":"invalid_session_id","message":"cannot tell the session: the session id has 201 characters","hint":"Hint"}}`
+	kind := "application/json"
+	s := newService(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := `{"jsonrpc":"2.0","id":null,"error":` + refusal + `}`
+		w.Header().Set("Content-Type", kind)
+		if kind != "application/json" {
+			_, _ = fmt.Fprintf(w, "data: %s\n\n", body)
+			return
+		}
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, body)
+	}))
+	s.start()
+	send, receive, end := talk(t, s.socket)
+	for _, kind = range []string{"application/json", "text/event-stream"} {
+		for _, test := range []struct {
+			line string
+			ids  []string
+		}{
+			{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`, []string{"1"}},
+			{`{"jsonrpc":"2.0","method":"notifications/initialized"}`, nil},
+			{`{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"act"}}`, []string{`"c"`}},
+			{`[{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"act"}},{"jsonrpc":"2.0","method":"n"},{"jsonrpc":"2.0","id":3,"method":"tools/list"}]`, []string{"2", "3"}},
+		} {
+			send(test.line)
+			for _, want := range test.ids {
+				if id, e := failure(t, receive()); id != want || e.Code != "invalid_session_id" || e.Hint != "Hint" {
+					t.Errorf("%s: answered %s with %+v", test.line, id, e)
+				}
 			}
 		}
-	}()
-	select {
-	case err := <-done:
-		if !errors.Is(err, errLineTooLong) {
-			t.Errorf("ended with %v", err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("the bridge collects a line without end")
 	}
-	_ = inRead.Close()
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+	if got := receive(); got != "EOF" {
+		t.Errorf("after all answers: %s", got)
+	}
+}
+
+// endless is a line without end. It counts what is read of it.
+type endless struct{ left int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.left <= 0 {
+		return 0, io.EOF
+	}
+	for i := range p {
+		p[i] = 'x'
+	}
+	e.left -= len(p)
+	return len(p), nil
+}
+
+func TestBridgeDoesNotCollectEndlessLines(t *testing.T) {
+	const size = 512 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var out strings.Builder
+	if err := newBridge("none", "s", &out).run(t.Context(), &endless{size}); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if id, e := failure(t, out.String()); id != "null" || e.Code != "body_too_large" {
+		t.Errorf("answered %s", out.String())
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > size/8 {
+		t.Errorf("it took %d MB to read a line of %d MB", took>>20, size>>20)
+	}
 }
