@@ -6,10 +6,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"abfleet/runtime/unit"
 )
 
 // xTmp is where X servers keep their locks and sockets, fixed by the X server.
@@ -71,49 +74,108 @@ func parseXLock(data []byte) int {
 	return int(pid)
 }
 
-// answering returns who accepts connections for a display, on the path or on
+// answering returns who accepts connections for a display, on the path and on
 // the abstract socket.
-func answering(n int) (peer, bool, error) {
+func answering(n int) ([]peer, error) {
+	var all []peer
 	for _, name := range []string{xSocket(n), "@" + xSocket(n)} {
 		p, err := knock(name)
 		switch {
 		case err == nil:
-			return p, true, nil
+			all = append(all, p)
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOTDIR):
 		default:
-			return peer{}, false, fmt.Errorf("connect to %s: %w", name, err)
+			return nil, fmt.Errorf("connect to %s: %w", name, err)
 		}
 	}
-	return peer{}, false, nil
+	return all, nil
 }
 
-// displayFree checks that no X server of our user lives on the display. One of
-// another user cannot be ours, by the kernel's word: it is noted and left alone.
-// Files that a dead server left behind are no server; ClearDisplay removes them.
-func displayFree(n int) (notes []string, err error) {
+// displayFree checks that no X server that may be the Claim's lives on the
+// display. One of another user cannot be, by the kernel's word, and one that is
+// proven another Instance's is not: the number is given out again once it is
+// free. Files that a dead server left behind are no server; ClearDisplay
+// removes them.
+func (v *Verifier) displayFree(n int, c Claim) error {
 	us := os.Geteuid()
-	p, answers, err := answering(n)
-	switch {
-	case err != nil:
-		return nil, refuse(DisplayLive, "display :%d: %w", n, err)
-	case answers && p.uid == us:
-		return nil, refuse(DisplayLive, "process %d answers on display :%d", p.pid, n)
-	case answers:
-		notes = append(notes, fmt.Sprintf("display :%d is now served by process %d of uid %d", n, p.pid, p.uid))
+	peers, err := answering(n)
+	if err != nil {
+		return refuse(DisplayLive, "display :%d: %w", n, err)
+	}
+	for _, p := range peers {
+		if p.uid == us && !v.displayOfAnother(p.pid, c) {
+			return refuse(DisplayLive, "process %d answers on display :%d", p.pid, n)
+		}
 	}
 	lock, err := readXLock(n)
 	switch {
 	case err != nil:
-		return nil, refuse(Unreadable, "display :%d: %w", n, err)
-	case !lock.exists:
-	case lock.uid != us:
-		notes = append(notes, fmt.Sprintf("%s belongs to uid %d", xLock(n), lock.uid))
+		return refuse(Unreadable, "display :%d: %w", n, err)
+	case !lock.exists || lock.uid != us:
 	case lock.pid == 0:
-		return nil, refuse(DisplayLockDiffers, "%s names no process", xLock(n))
-	case alive(lock.pid):
-		return nil, refuse(DisplayLive, "%s names process %d, which lives", xLock(n), lock.pid)
+		return refuse(DisplayLockDiffers, "%s names no process", xLock(n))
+	case alive(lock.pid) && !v.displayOfAnother(lock.pid, c):
+		return refuse(DisplayLive, "%s names process %d, which lives", xLock(n), lock.pid)
 	}
-	return notes, nil
+	return nil
+}
+
+// displayOfAnother reports whether a process is proven the display server of
+// another Instance: it holds that Instance's root file open and no other, serves
+// VNC beside it, and is in that Instance's display scope. All of it is read
+// while a pidfd says that the process has not ended.
+func (v *Verifier) displayOfAnother(pid int, c Claim) bool {
+	prefix, ok := strings.CutSuffix(c.Slice, c.Instance+".slice")
+	if !ok || c.Instance == "" || c.Root == "" {
+		return false
+	}
+	fd, err := pidfdOpen(pid)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	m, _, err := observe(pid)
+	if err != nil {
+		return false
+	}
+	for _, g := range c.Generations {
+		if slices.ContainsFunc(g.members(), func(r Member) bool { return r.PID == pid && r.StartTime == m.StartTime }) {
+			return false
+		}
+	}
+	exe, err := readExe(pid)
+	if err != nil || !isProgram(exe, displayPrograms, v.Display) {
+		return false
+	}
+	files, err := openFiles(pid)
+	if err != nil {
+		return false
+	}
+	root := ""
+	for _, target := range files {
+		if isSiblingRoot(target, c.Root) {
+			root = target
+		}
+	}
+	if root == "" {
+		return false
+	}
+	if held, err := holdsRoot(pid, root); err != nil || held != rootHeld {
+		return false
+	}
+	args, err := readArgs(pid)
+	if err != nil || filepath.Dir(rfbPath(args)) != filepath.Dir(root) {
+		return false
+	}
+	cg, err := unit.OfPID(pid)
+	if err != nil {
+		return false
+	}
+	other := prefix + filepath.Base(filepath.Dir(root))
+	scope := filepath.Base(cg.Path)
+	return filepath.Base(filepath.Dir(cg.Path)) == other+".slice" &&
+		strings.HasPrefix(scope, other+"-"+RoleDisplay+"-") && strings.HasSuffix(scope, ".scope") &&
+		running(fd, pid) == nil
 }
 
 // ClearDisplay removes the X lock and the X socket that the dead process deadPID
@@ -142,12 +204,12 @@ func ClearDisplay(n, deadPID int) error {
 	unix.Close(fd)
 	defer unix.Unlink(temp)
 
-	p, answers, err := answering(n)
+	peers, err := answering(n)
 	switch {
 	case err != nil:
 		return refuse(DisplayLive, "display :%d: %w", n, err)
-	case answers:
-		return refuse(DisplayLive, "process %d answers on display :%d", p.pid, n)
+	case len(peers) > 0:
+		return refuse(DisplayLive, "process %d answers on display :%d", peers[0].pid, n)
 	}
 	lock, err := readXLock(n)
 	if err != nil {

@@ -89,6 +89,18 @@ func (g Generation) incomplete() string {
 	return ""
 }
 
+// members are the recorded processes.
+func (g Generation) members() []Member {
+	var all []Member
+	if g.Leader.PID > 0 {
+		all = append(all, g.Leader)
+	}
+	if g.Browser != nil && g.Browser.PID > 0 {
+		all = append(all, *g.Browser)
+	}
+	return all
+}
+
 // complete wants a process that leads its own group. PGID 0 and 1 would reach
 // far more than one process.
 func (m Member) complete() bool {

@@ -77,7 +77,7 @@ func (v *Verifier) Browser(ctx context.Context, l *Live, pid int) (Member, error
 		if err != nil {
 			return Member{}, refuse(SingletonDiffers, "%w", err)
 		}
-		if !lock.here() {
+		if recorded := l.g.Browser != nil && l.g.Browser.PID == lock.pid; !lock.here() && !recorded {
 			return Member{}, refuse(SingletonDiffers, "the SingletonLock of %s names %s", l.g.Profile, lock)
 		}
 		pid = lock.pid
@@ -89,7 +89,7 @@ func (v *Verifier) Browser(ctx context.Context, l *Live, pid int) (Member, error
 	if b := l.g.Browser; b != nil && *b != m && l.browser >= 0 {
 		return Member{}, refuse(SingletonDiffers, "process %d is the browser, process %d cannot be one too", b.PID, pid)
 	}
-	l.attach(m, true)
+	l.attach(m, l.g.Browser == nil || *l.g.Browser != m)
 	if l.noBrowser != nil {
 		return Member{}, l.noBrowser
 	}
@@ -291,11 +291,9 @@ func sameBoot(g Generation) error {
 	return nil
 }
 
-// checkLeader compares everything that is known about the leader. It looks at
-// the process before and after asking systemd: before, so that the reason is the
-// process's own and not that its scope was unloaded; after, so that what allows
-// a signal is microseconds old.
-func (v *Verifier) checkLeader(ctx context.Context, g Generation, pidfd int) error {
+// checkRecord checks that the record is of this boot and that the pidfile does
+// not contradict it.
+func checkRecord(g Generation) error {
 	if err := sameBoot(g); err != nil {
 		return err
 	}
@@ -305,6 +303,17 @@ func (v *Verifier) checkLeader(ctx context.Context, g Generation, pidfd int) err
 	}
 	if field := g.contradicts(file); field != "" {
 		return refuse(PidfileDiffers, "pidfile and record differ in %s", field)
+	}
+	return nil
+}
+
+// checkLeader compares everything that is known about the leader. It looks at
+// the process before and after asking systemd: before, so that the reason is the
+// process's own and not that its scope was unloaded; after, so that what allows
+// a signal is microseconds old.
+func (v *Verifier) checkLeader(ctx context.Context, g Generation, pidfd int) error {
+	if err := checkRecord(g); err != nil {
+		return err
 	}
 	if err := v.checkLeaderProcess(g, pidfd); err != nil {
 		return err
@@ -407,6 +416,99 @@ func (v *Verifier) checkBrowser(g Generation, m Member, pidfd int, strict bool) 
 		return err
 	}
 	return running(pidfd, m.PID)
+}
+
+// Wake continues the recorded processes of a Generation: a stopped one ends
+// nothing. It is for a browser whose holder has died and which no Live can
+// prove any more. Each process is checked by itself, in the recorded invocation
+// and cgroup, and nothing but SIGCONT is ever sent on that.
+func (v *Verifier) Wake(ctx context.Context, g Generation) error {
+	if missing := g.incomplete(); missing != "" {
+		return refuse(RecordIncomplete, "no valid %s", missing)
+	}
+	if err := checkRecord(g); err != nil {
+		return err
+	}
+	switch err := v.checkUnit(ctx, g); ReasonOf(err) {
+	case "":
+	case UnitGone, UnitInactive:
+		return nil // nothing is left in it
+	default:
+		return err
+	}
+	var errs []error
+	for _, m := range g.members() {
+		if err := wake(g, m); !Ended(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func wake(g Generation, m Member) error {
+	fd, err := pidfdOpen(m.PID)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	got, _, err := observe(m.PID)
+	if err != nil {
+		return err
+	}
+	if err := m.same(got); err != nil {
+		return err
+	}
+	if err := inCgroup(m.PID, g); err != nil {
+		return err
+	}
+	if err := running(fd, m.PID); err != nil {
+		return err
+	}
+	return send(fd, syscall.SIGCONT)
+}
+
+// AwaitEnd returns when the Generation's cgroup is empty and none of its
+// recorded processes lives, wherever it is now; or with an error, at the latest
+// when ctx ends.
+func (v *Verifier) AwaitEnd(ctx context.Context, g Generation) error {
+	if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(ctx); err != nil {
+		return fmt.Errorf("%s: %w", g, err)
+	}
+	if err := sameBoot(g); err != nil {
+		return ignoreEnded(err)
+	}
+	for _, m := range g.members() {
+		if err := ignoreEnded(awaitMember(ctx, m)); err != nil {
+			return fmt.Errorf("%s: %w", g, err)
+		}
+	}
+	return nil
+}
+
+func awaitMember(ctx context.Context, m Member) error {
+	fd, err := pidfdOpen(m.PID)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	s, err := readStat(m.PID)
+	if err != nil {
+		return unreadable(m.PID, err)
+	}
+	if s.StartTime != m.StartTime || s.dead() {
+		return nil
+	}
+	if err := unit.Poll(ctx, []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); err != nil {
+		return refuse(StillAlive, "process %d lives: %w", m.PID, err)
+	}
+	return nil
+}
+
+func ignoreEnded(err error) error {
+	if Ended(err) {
+		return nil
+	}
+	return err
 }
 
 // StopUnit has systemd stop the Generation's scope after proving that the unit

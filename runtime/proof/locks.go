@@ -101,8 +101,9 @@ type flockState struct {
 }
 
 // probeFlock tries a shared lock without waiting and gives it back at once. Two
-// probes do not disturb each other; a Role that starts at this very moment would
-// be disturbed, which the operation lock of the Stack excludes.
+// probes do not disturb each other. A Role that takes its lock at this very
+// moment is disturbed, also by an observer, which holds no lock of the Stack:
+// therefore a Role tries for a while.
 func probeFlock(path string) (flockState, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -126,7 +127,9 @@ func probeFlock(path string) (flockState, error) {
 	case err != nil:
 		return flockState{}, fmt.Errorf("lock %s: %w", path, err)
 	}
-	// Closing the only descriptor of this open file gives the lock back.
+	// Given back by word: a process that is being forked at this moment has a
+	// copy of the descriptor until its exec, and with it the lock.
+	_ = unix.Flock(fd, unix.LOCK_UN)
 	return flockState{exists: true}, nil
 }
 
@@ -174,12 +177,7 @@ func parseLocks(table string, major, minor uint32, inode uint64) int {
 // its lock file, by its SingletonLock, or as a browser started on it. pid is 0
 // where the holder is not known, what says for people how it was found. Evidence
 // that cannot be read counts as held.
-func ProfileHolder(profile, lockFile string) (pid int, what string, held bool) {
-	var v Verifier
-	return v.profileHolder(profile, lockFile)
-}
-
-func (v *Verifier) profileHolder(profile, lockFile string) (int, string, bool) {
+func (v *Verifier) ProfileHolder(profile, lockFile string) (pid int, what string, held bool) {
 	if err := v.profileFree(profile, lockFile); err != nil {
 		return err.pid, err.Detail, true
 	}

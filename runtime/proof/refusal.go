@@ -107,6 +107,13 @@ func (r *Refusal) Error() string { return string(r.Reason) + ": " + r.Detail }
 
 func (r *Refusal) Unwrap() error { return r.Err }
 
+// Is makes errors.Is find a Refusal by its Reason alone, also where others are
+// joined to it.
+func (r *Refusal) Is(target error) bool {
+	t, ok := target.(*Refusal)
+	return ok && *t == Refusal{Reason: r.Reason}
+}
+
 // ReasonOf returns the Reason of the first Refusal in err's chain, or "".
 func ReasonOf(err error) Reason {
 	var r *Refusal

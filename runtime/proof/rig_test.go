@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -178,13 +179,13 @@ func (b *bench) browser(mode string) (*process, int) {
 }
 
 // display starts a stand-in for Xvnc.
-func (b *bench) display(n int, mode string) *process {
+func (b *bench) display(n int, mode ...string) *process {
 	b.t.Helper()
 	rfb := filepath.Join(b.dir, "rfb.sock")
 	p := b.spawn(Generation{Role: RoleDisplay, Display: n, Sockets: []string{rfb}})
 	p.release(roleSpec{
 		Args: []string{programNamed(b.t, "Xvnc"), ":" + strconv.Itoa(n), "-rfbport", "-1", "-rfbunixpath", rfb},
-		Env:  append(os.Environ(), helperEnv(mode)), Exec: true,
+		Env:  append(os.Environ(), helperEnv(mode...)), Exec: true,
 	})
 	p.expect("ready")
 	return p
@@ -216,6 +217,12 @@ func (b *bench) vacant(c Claim) *Vacant {
 		b.t.Fatal(err)
 	}
 	return n
+}
+
+// recheck asks again for what was proven vacant before.
+func (b *bench) recheck(n *Vacant) error {
+	_, err := b.v.Vacant(b.ctx, n.claim)
+	return err
 }
 
 func (b *bench) notVacant(c Claim, when string, want Reason) {
@@ -306,7 +313,7 @@ func TestRigRealDisplay(t *testing.T) {
 	if err := ClearDisplay(n, p.g.Leader.PID); err != nil || exists(xLock(n)) || exists(xSocket(n)) {
 		t.Errorf("clearing the dead display: %v", err)
 	}
-	if err := n2.Recheck(b.ctx); err != nil {
+	if err := b.recheck(n2); err != nil {
 		t.Error(err)
 	}
 }
@@ -383,7 +390,7 @@ func TestRigRealBrowser(t *testing.T) {
 	b.notVacant(c, "while it runs", Populated)
 	b.notVacant(Claim{Instance: b.instance, Profile: b.profile, LockFile: b.lock}, "by its lock", LockHeld)
 	b.notVacant(Claim{Instance: b.instance, Profile: b.profile}, "by its SingletonLock", SingletonLive)
-	if who, what, held := ProfileHolder(b.profile, ""); !held || who != pid {
+	if who, what, held := new(Verifier).ProfileHolder(b.profile, ""); !held || who != pid {
 		t.Errorf("profile held by %d, %q, %v", who, what, held)
 	}
 
@@ -537,7 +544,8 @@ func TestRigContradictionsRefuse(t *testing.T) {
 		{"browser gone", func(g *Generation) { g.Browser.PID = deadPID(t); g.Browser.PGID = g.Browser.PID }, PIDGone},
 		{"leader as browser", func(g *Generation) { *g.Browser = g.Leader }, ParentDiffers},
 		{"SingletonLock of another process", func(*Generation) { relink(t, lock, fmt.Sprintf("%s-%d", hostname(t), os.Getpid())) }, SingletonDiffers},
-		{"SingletonLock of another host", func(*Generation) { relink(t, lock, fmt.Sprintf("elsewhere-%d", pid)) }, SingletonDiffers},
+		{"SingletonLock of another process on another host", func(*Generation) { relink(t, lock, fmt.Sprintf("elsewhere-%d", os.Getpid())) }, SingletonDiffers},
+		{"SingletonLock with the name that the host had before", func(*Generation) { relink(t, lock, fmt.Sprintf("elsewhere-%d", pid)) }, ""},
 		{"SingletonLock removed, as a browser on its way out does", func(*Generation) { os.Remove(lock) }, ""},
 		{"no browser recorded", func(g *Generation) { relink(t, lock, target); g.Browser = nil }, NoBrowser},
 	} {
@@ -570,6 +578,30 @@ func TestRigContradictionsRefuse(t *testing.T) {
 	os.Remove(lock)
 	if _, err := b.v.Browser(b.ctx, p.live(), pid); ReasonOf(err) != NoBrowser && ReasonOf(err) != SingletonDiffers {
 		t.Errorf("attached without a SingletonLock: %v", err)
+	}
+	// And it wants it to be of this host, as long as no browser is recorded.
+	relink(t, lock, fmt.Sprintf("elsewhere-%d", pid))
+	unrecorded := good
+	unrecorded.Browser = nil
+	fresh, err := b.v.Live(b.ctx, unrecorded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fresh.Close()
+	for _, p := range []int{0, pid} {
+		if _, err := b.v.Browser(b.ctx, fresh, p); ReasonOf(err) != SingletonDiffers {
+			t.Errorf("attached by the SingletonLock of another host: %v", err)
+		}
+	}
+	known, err := b.v.Live(b.ctx, good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer known.Close()
+	for _, p := range []int{0, pid} {
+		if m, err := b.v.Browser(b.ctx, known, p); err != nil || m != *good.Browser {
+			t.Errorf("the recorded browser after a change of the host's name: %+v, %v", m, err)
+		}
 	}
 	relink(t, lock, target)
 
@@ -624,6 +656,47 @@ func TestRigStolenProcess(t *testing.T) {
 	p.cmd.Process.Kill()
 	p.cmd.Wait()
 	b.vacant(b.claim(p))
+}
+
+// A display number is used again once it is free. The server of another
+// Instance on it is no obstacle, as long as it is proven that Instance's.
+func TestRigDisplayOfAnotherInstance(t *testing.T) {
+	const n = 135
+	b, other := newBench(t), newBench(t)
+	p := b.display(n, "wait")
+	c := b.claim(p)
+	c.Display = n
+	if err := p.live().Signal(b.ctx, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.end()
+	t.Cleanup(func() { os.Remove(xLock(n)); os.Remove(xSocket(n)) })
+	if err := os.MkdirAll(filepath.Dir(xSocket(n)), 0o1777); err != nil {
+		t.Fatal(err)
+	}
+	next := other.display(n, "listen", xSocket(n), xLock(n))
+	b.vacant(c)
+	other.notVacant(other.claim(next), "while it runs", Populated)
+	other.notVacant(Claim{Instance: other.instance, Display: n}, "by the display alone", DisplayLive)
+
+	for name, change := range map[string]func(*Claim){
+		"a record that has it as a member": func(c *Claim) {
+			c.Generations = append(slices.Clone(c.Generations), Generation{Leader: next.g.Leader})
+		},
+		"a claim without its slice": func(c *Claim) { c.Slice = "" },
+		"a claim without its root":  func(c *Claim) { c.Root = "" },
+	} {
+		c := c
+		change(&c)
+		if err := b.v.displayFree(n, c); ReasonOf(err) != DisplayLive {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Outside its own scope it is nobody's.
+	if _, err := b.v.Units.StartScope(b.ctx, unit.Scope{Name: "abftest-stray-" + other.instance + ".scope", Slice: "abftest-stray.slice", PID: next.g.Leader.PID}); err != nil {
+		t.Fatal(err)
+	}
+	b.notVacant(c, "a server outside its scope", DisplayLive)
 }
 
 func TestRigProofSurvivesReloadAndReexec(t *testing.T) {
@@ -783,7 +856,7 @@ func TestRigVacantNeedsEverythingGone(t *testing.T) {
 			if n, err := b.v.Vacant(b.ctx, full); ReasonOf(err) != c.want || n != nil {
 				t.Errorf("got %v, want %s", err, c.want)
 			}
-			if err := proof.Recheck(b.ctx); ReasonOf(err) != c.want {
+			if err := b.recheck(proof); ReasonOf(err) != c.want {
 				t.Errorf("an older proof: %v, want %s", err, c.want)
 			}
 		})
@@ -792,7 +865,7 @@ func TestRigVacantNeedsEverythingGone(t *testing.T) {
 	if err := b.v.Units.StopSlice(b.ctx, b.slice); err != nil {
 		t.Fatal(err)
 	}
-	if err := proof.Recheck(b.ctx); err != nil {
+	if err := b.recheck(proof); err != nil {
 		t.Errorf("with everything gone again: %v", err)
 	}
 	// What is somebody else's does not count.

@@ -97,7 +97,8 @@ func titleNames(args []string, profile string) bool {
 // SingletonLock that names it or, only where there is no SingletonLock (a
 // browser that is exiting removes it early) and strict is false, by its command
 // line. A piece that names something else is a contradiction, whatever the
-// other one says.
+// other one says. strict is for a process that is not recorded yet: to one that
+// is, the lock's host says only what this host was called when it started.
 func profileSignature(pid int, profile string, strict bool) error {
 	args, err := readArgs(pid)
 	if err != nil {
@@ -109,7 +110,7 @@ func profileSignature(pid int, profile string, strict bool) error {
 	}
 	lock, err := readSingleton(profile)
 	switch {
-	case err == nil && lock.here() && lock.pid == pid:
+	case err == nil && lock.pid == pid && (lock.here() || !strict):
 		return nil
 	case err == nil:
 		return refuse(SingletonDiffers, "the SingletonLock of %s names %s, not process %d", profile, lock, pid)

@@ -36,70 +36,49 @@ type Claim struct {
 }
 
 // Vacant proves that nothing of an Instance is left and that nobody uses its
-// Profile. It is a statement about one moment: call Recheck immediately before
-// doing what it allows. Only a Verifier makes one.
+// Profile. It is a statement about one moment: ask for a new one immediately
+// before doing what it allows. Only a Verifier makes one.
 type Vacant struct {
-	v     *Verifier
 	claim Claim
-	notes []string
 }
 
 // Vacant verifies that nothing is left of what the Claim names. The error is a
 // *Refusal that names the first thing found.
 func (v *Verifier) Vacant(ctx context.Context, c Claim) (*Vacant, error) {
-	notes, err := v.checkVacant(ctx, c)
-	if err != nil {
+	if err := v.checkVacant(ctx, c); err != nil {
 		return nil, err
 	}
-	return &Vacant{v: v, claim: c, notes: notes}, nil
+	return &Vacant{claim: c}, nil
 }
 
-// Recheck repeats every check. The error is a *Refusal.
-func (n *Vacant) Recheck(ctx context.Context) error {
-	notes, err := n.v.checkVacant(ctx, n.claim)
-	if err == nil {
-		n.notes = notes
-	}
-	return err
-}
-
-// Claim returns what was proven vacant.
-func (n *Vacant) Claim() Claim { return n.claim }
-
-// Notes lists what was found, is not ours, and was left alone: for operators.
-func (n *Vacant) Notes() []string { return slices.Clone(n.notes) }
-
-func (v *Verifier) checkVacant(ctx context.Context, c Claim) ([]string, error) {
+func (v *Verifier) checkVacant(ctx context.Context, c Claim) error {
 	if err := ctx.Err(); err != nil {
-		return nil, refuse(Unreadable, "%w", err)
+		return refuse(Unreadable, "%w", err)
 	}
 	if err := v.unitsEmpty(ctx, c); err != nil {
-		return nil, err
+		return err
 	}
 	if err := membersGone(c.Generations); err != nil {
-		return nil, err
+		return err
 	}
 	if err := v.profileFree(c.Profile, c.LockFile); err != nil {
-		return nil, err.Refusal
+		return err.Refusal
 	}
 	sockets, roots, displays := c.evidence()
 	if err := v.nobodyElse(c.Profile, sockets, roots); err != nil {
-		return nil, err
+		return err
 	}
 	for _, s := range sockets {
 		if err := notListening(s); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	var notes []string
 	for _, n := range displays {
-		note, err := displayFree(n)
-		if err != nil {
-			return nil, err
+		if err := v.displayFree(n, c); err != nil {
+			return err
 		}
-		notes = append(notes, note...)
 	}
-	return notes, nil
+	return nil
 }
 
 // evidence gathers what Claim and Generations name, each once.
@@ -198,14 +177,7 @@ func membersGone(generations []Generation) error {
 		if g.BootID != boot {
 			continue
 		}
-		members := []Member{g.Leader}
-		if g.Browser != nil {
-			members = append(members, *g.Browser)
-		}
-		for _, m := range members {
-			if m.PID <= 0 {
-				continue
-			}
+		for _, m := range g.members() {
 			s, err := readStat(m.PID)
 			switch {
 			case errors.Is(err, errGone):

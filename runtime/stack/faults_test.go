@@ -142,6 +142,20 @@ func TestLoginSurvives(t *testing.T) {
 			}
 			return exec.Command("systemctl", "--user", "stop", e.Chromium.Unit).Run()
 		},
+		"our own stop right after SIGKILL of the holder": func(e evidence) error {
+			if err := syscall.Kill(e.Chromium.Leader.PID, syscall.SIGKILL); err != nil {
+				return err
+			}
+			_, err := w.Stop(t.Context(), e.encode(), "test")
+			return err
+		},
+		"our own stop of a stopped browser after SIGKILL of its holder": func(e evidence) error {
+			if err := errors.Join(syscall.Kill(e.Chromium.Browser.PID, syscall.SIGSTOP), syscall.Kill(e.Chromium.Leader.PID, syscall.SIGKILL)); err != nil {
+				return err
+			}
+			_, err := w.Stop(t.Context(), e.encode(), "test")
+			return err
+		},
 		"SIGKILL of the holder": func(e evidence) error { return syscall.Kill(e.Chromium.Leader.PID, syscall.SIGKILL) },
 	}
 	ev := w.start("cccccccccc", w.cfg.TemplateDir("identity-1"))
@@ -171,6 +185,65 @@ func TestLoginSurvives(t *testing.T) {
 		}
 	}
 	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestUnaskedManager protects a browser from a stop that cannot reach systemd:
+// it says so and leaves the browser as it was.
+func TestUnaskedManager(t *testing.T) {
+	w := newWorld(t)
+	ev := w.start("kkkkkkkkkk", w.cfg.TemplateDir("identity-1"))
+	cut, err := New(t.Context(), w.cfg, w.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut.Close()
+	begin := time.Now()
+	if _, err := cut.Stop(t.Context(), ev, "test"); !errors.Is(err, fleet.ErrUndecided) {
+		t.Errorf("a stop without systemd: %v", err)
+	}
+	if took := time.Since(begin); took > holderCloseWait/2 {
+		t.Errorf("it took %s", took)
+	}
+	if obs, err := w.Observe(t.Context(), ev); err != nil || obs.State != fleet.Controllable {
+		t.Errorf("the browser after it: %+v %v", obs, err)
+	}
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDisplayNumberIsNoIdentity protects a stop from another Stack of ours that
+// took the display number after it came free.
+func TestDisplayNumberIsNoIdentity(t *testing.T) {
+	w := newWorld(t)
+	first := w.start("llllllllll", w.cfg.TemplateDir("identity-1"))
+	a, err := decode(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := exec.Command("systemctl", "--user", "stop", w.slice(a.Instance)).Run(); err != nil {
+		t.Fatal(err)
+	}
+	second := w.start("mmmmmmmmmm", w.cfg.TemplateDir("identity-2"))
+	b, err := decode(second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Display.Display != b.Display.Display {
+		t.Fatalf("displays %d and %d: the number was not used again", a.Display.Display, b.Display.Display)
+	}
+	if obs, err := w.Observe(t.Context(), first); err != nil || obs.State != fleet.Stopped {
+		t.Errorf("the first: %+v %v", obs, err)
+	}
+	if _, err := w.Stop(t.Context(), first, "test"); err != nil {
+		t.Errorf("stop of the first: %v", err)
+	}
+	if obs, err := w.Observe(t.Context(), second); err != nil || obs.State != fleet.Controllable {
+		t.Errorf("the second: %+v %v", obs, err)
+	}
+	if _, err := w.Stop(t.Context(), second, "test"); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -148,7 +148,7 @@ func (r *Runtime) Sweep(_ context.Context, dir string) error { return profile.Sw
 // Template Snapshot. The last good snapshot stays until the new one is whole.
 func (r *Runtime) CaptureSnapshot(ctx context.Context, dir, snapshot string) error {
 	lock := dir + ".lock"
-	if pid, what, held := proof.ProfileHolder(dir, lock); held {
+	if pid, what, held := r.verifier.ProfileHolder(dir, lock); held {
 		return fault.New(fault.ProfileBusy, "save identity", "stop the browser that uses it first", "its Profile is held by %s (pid %d)", what, pid)
 	}
 	_, err := profile.Capture(ctx, dir, snapshot)

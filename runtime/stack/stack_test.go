@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -12,8 +13,10 @@ import (
 
 	"abfleet/internal/cdp"
 	"abfleet/internal/config"
+	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/internal/fleet/fleettest"
+	"abfleet/runtime/proof"
 	"abfleet/tests/rig"
 )
 
@@ -148,4 +151,46 @@ func TestContract(t *testing.T) {
 		w := newWorld(t)
 		return w.Runtime, w.cfg.Home
 	})
+}
+
+// TestConfiguredBrowserHoldsItsProfile protects a Profile whose browser has a
+// name of its own: a live lock of it is no leftover.
+func TestConfiguredBrowserHoldsItsProfile(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "fancy-browser")
+	sleep, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, sleep, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	browser := exec.Command(program, "60")
+	if err := browser.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer browser.Wait()
+	defer browser.Process.Kill()
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "profile")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(fmt.Sprintf("%s-%d", host, browser.Process.Pid), filepath.Join(dir, "SingletonLock")); err != nil {
+		t.Fatal(err)
+	}
+	cfg := &config.Config{Chromium: program}
+	r := &Runtime{cfg: cfg, verifier: &proof.Verifier{Chromium: cfg.Chromium}}
+	if err := r.CaptureSnapshot(t.Context(), dir, dir+".snapshot"); !fault.Is(err, fault.ProfileBusy) {
+		t.Errorf("a snapshot of a Profile in use: %v", err)
+	}
+	s := &starting{Runtime: r, req: fleet.StartRequest{Profile: dir}}
+	if err := s.startChromium(t.Context(), nil); !fault.Is(err, fault.ProfileBusy) {
+		t.Errorf("a start on a Profile in use: %v", err)
+	}
+	if _, _, ok := proof.ReadSingleton(dir); !ok {
+		t.Error("the live lock was removed")
+	}
 }

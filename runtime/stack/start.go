@@ -84,7 +84,7 @@ func (s *starting) admit(ctx context.Context) error {
 		}
 		s.namespaces.Store(true)
 	}
-	if pid, what, held := proof.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
+	if pid, what, held := s.verifier.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
 		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
 			"its Profile is held by %s (pid %d)", what, pid)
 	}
@@ -309,7 +309,7 @@ func (s *starting) placeChromium(ctx context.Context, try int) (*placed, error) 
 
 func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	restore, _ := profile.ExitedCleanly(s.req.Profile)
-	if pid, what, held := proof.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
+	if pid, what, held := s.verifier.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
 		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
 			"its Profile was taken by %s (pid %d) meanwhile", what, pid)
 	}

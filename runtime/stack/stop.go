@@ -30,12 +30,13 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 	var errs []error
 	if e.Chromium != nil {
 		r.wakeDisplay(ctx, e)
-		clean, detail, err := r.stopBrowser(ctx, e, reason)
-		report.Clean, report.Detail = clean, detail
-		if populated, perr := (unit.Cgroup{Path: e.Chromium.Cgroup}).Populated(); err != nil && (perr != nil || populated) {
-			// The display has to outlive the browser: one that loses its
-			// X server ends at once, and its last cookies with it.
-			return report, r.unproven(e, err)
+		err := r.stopBrowser(ctx, e, reason)
+		// The display has to outlive the browser: one that loses its X server
+		// ends at once, and its last cookies with it.
+		left := r.awaitBrowser(ctx, e, err)
+		report.Clean, report.Detail = r.ending(e)
+		if left != nil {
+			return report, r.unproven(e, errors.Join(err, left))
 		}
 		errs = append(errs, err)
 	}
@@ -56,11 +57,16 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 // manager that cannot be asked decides nothing, which is told apart.
 func (r *Runtime) unproven(e evidence, err error, more ...error) error {
 	cause := errors.Join(append(more, err)...)
-	if proof.ReasonOf(err) == proof.UnitUnknown || errors.Is(err, unit.ErrClosed) {
+	if unasked(err) {
 		cause = fmt.Errorf("%w: %w", fleet.ErrUndecided, cause)
 	}
 	return fault.Wrap(cause, fault.BrowserStopUnproven, "stop browser",
 		"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
+}
+
+// unasked reports whether err says that systemd could not be asked.
+func unasked(err error) bool {
+	return errors.Is(err, &proof.Refusal{Reason: proof.UnitUnknown}) || errors.Is(err, unit.ErrClosed)
 }
 
 // wakeDisplay continues a stopped X server: a browser that waits for its answer
@@ -80,41 +86,87 @@ func (r *Runtime) wakeDisplay(ctx context.Context, e evidence) {
 }
 
 // stopBrowser closes the browser cleanly through its holder and escalates by
-// pidfd if that does not end it.
-func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) (clean bool, detail string, err error) {
+// pidfd if that does not end it. That the holder has ended is no error; whether
+// its browser has, awaitBrowser finds out.
+func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) error {
 	live, err := r.verifier.Live(ctx, *e.Chromium)
-	if err == nil {
-		defer live.Close()
-		wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
-		// Somebody may have stopped either process, and a stopped one closes
-		// nothing. To a running one this signal means nothing.
-		if werr := errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(live.SignalBrowser(wctx, syscall.SIGCONT))); werr != nil {
-			r.log.Warn("cannot wake browser before its stop", "error", werr)
-		}
-		if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
-			// The socket may be gone while the holder lives; the signal
-			// asks for the same.
-			if serr := live.Signal(wctx, syscall.SIGWINCH); serr != nil && !proof.Ended(serr) {
-				err = errors.Join(cerr, serr)
-			}
-		}
-		werr := live.Wait(wctx)
-		cancel()
-		if werr != nil {
-			err = errors.Join(err, r.escalate(ctx, live))
-		}
-	} else if proof.Ended(err) || errors.Is(err, unit.ErrNotLoaded) {
-		err = nil
-	} else {
-		err = r.stopRefused(ctx, e, reason, err)
-	}
-	exit, xerr := holder.ReadExit(r.files(e.Instance).exit())
 	switch {
-	case xerr == nil && exit.Generation == e.Generation:
-		return exit.Clean, describe(exit), err
-	default:
-		return false, "the browser left no exit record", err
+	case proof.Ended(err):
+		return nil
+	case err != nil:
+		return r.stopRefused(ctx, e, reason, err)
 	}
+	defer live.Close()
+	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+	defer cancel()
+	// Somebody may have stopped either process, and a stopped one closes
+	// nothing. To a running one this signal means nothing.
+	if werr := errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(live.SignalBrowser(wctx, syscall.SIGCONT))); werr != nil {
+		r.log.Warn("cannot wake browser before its stop", "error", werr)
+	}
+	if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
+		// The socket may be gone while the holder lives; the signal asks for
+		// the same.
+		if serr := live.Signal(wctx, syscall.SIGWINCH); serr != nil && !proof.Ended(serr) {
+			err = errors.Join(cerr, serr)
+		}
+	}
+	if live.Wait(wctx) != nil {
+		err = errors.Join(err, r.escalate(ctx, live))
+	}
+	return err
+}
+
+// awaitBrowser returns when nothing of the browser is left. One whose holder
+// died sees its debugging socket close and ends by itself, which takes it some
+// seconds if there is much to write. What does not end is stopped by systemd,
+// which asks first too. asked is what came of asking it to end.
+func (r *Runtime) awaitBrowser(ctx context.Context, e evidence, asked error) error {
+	g := *e.Chromium
+	now, cancel := context.WithTimeout(ctx, 0)
+	defer cancel()
+	left := r.verifier.AwaitEnd(now, g)
+	if left == nil || unasked(asked) {
+		// Where systemd cannot be asked nothing was asked to end either.
+		return left
+	}
+	if err := r.verifier.Wake(ctx, g); err != nil && !proof.Ended(err) {
+		r.log.Warn("cannot wake browser before its end", "error", err)
+	}
+	wait := holderCloseWait
+	if deadline, ok := ctx.Deadline(); ok {
+		// systemd needs its time too, if it comes to that.
+		wait = min(wait, max(termWait, time.Until(deadline)-r.cfg.StopTimeout-2*termWait))
+	}
+	return r.emptied(ctx, g, wait)
+}
+
+// emptied returns when nothing of a generation is left. What is still in its
+// scope after the wait is stopped through the manager: StopUnit is the last
+// resort, and only for the very invocation that was recorded.
+func (r *Runtime) emptied(ctx context.Context, g proof.Generation, wait time.Duration) error {
+	end := func(d time.Duration) error {
+		wctx, cancel := context.WithTimeout(ctx, d)
+		defer cancel()
+		return r.verifier.AwaitEnd(wctx, g)
+	}
+	left := end(wait)
+	if left == nil {
+		return nil
+	}
+	if err := r.verifier.StopUnit(ctx, g); err != nil {
+		return errors.Join(left, err)
+	}
+	return end(termWait)
+}
+
+// ending says how the recorded browser ended.
+func (r *Runtime) ending(e evidence) (clean bool, detail string) {
+	exit, err := holder.ReadExit(r.files(e.Instance).exit())
+	if err != nil || exit.Generation != e.Generation {
+		return false, "the browser left no exit record"
+	}
+	return exit.Clean, describe(exit)
 }
 
 func ignoreEnded(err error) error {
@@ -126,29 +178,15 @@ func ignoreEnded(err error) error {
 
 // stopRefused ends a browser whose proof was refused, without a signal of ours.
 // The key opens that generation's own holder and nothing else, so asking it
-// needs no more proof; then systemd is asked to stop the recorded invocation,
-// which closes the browser cleanly too.
+// needs no more proof. Where the refusal is only that systemd could not be
+// asked, the browser may be as good as ever and is left alone.
 func (r *Runtime) stopRefused(ctx context.Context, e evidence, reason string, refusal error) error {
-	cgroup := unit.Cgroup{Path: e.Chromium.Cgroup}
-	empty := func(d time.Duration) bool {
-		wctx, cancel := context.WithTimeout(ctx, d)
-		defer cancel()
-		return cgroup.WaitEmpty(wctx) == nil
+	if unasked(refusal) {
+		return refusal
 	}
 	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
-	cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason)
-	cancel()
-	// Without a holder the browser has lost its socket and ends by itself.
-	if empty(termWait) {
-		return nil
-	}
-	if err := r.verifier.StopUnit(ctx, *e.Chromium); err != nil {
-		return errors.Join(refusal, cerr, err)
-	}
-	if empty(termWait) {
-		return nil
-	}
-	return refusal
+	defer cancel()
+	return errors.Join(refusal, holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason))
 }
 
 // escalate ends a browser that the clean close did not end.
@@ -172,10 +210,7 @@ func (r *Runtime) escalate(ctx context.Context, live *proof.Live) error {
 func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []syscall.Signal) error {
 	live, err := r.verifier.Live(ctx, g)
 	if err != nil {
-		if proof.Ended(err) || errors.Is(err, unit.ErrNotLoaded) {
-			return nil
-		}
-		return err
+		return ignoreEnded(err)
 	}
 	defer live.Close()
 	for _, sig := range signals {
@@ -195,21 +230,13 @@ func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []sy
 	return fmt.Errorf("%s survives SIGKILL", g.Role)
 }
 
-// vacate proves the Stack gone. What is left in a scope of ours after its
-// leader ended is stopped through the manager first: StopUnit is the last
-// resort, and only for the very invocation that was recorded.
+// vacate proves the Stack gone.
 func (r *Runtime) vacate(ctx context.Context, e evidence) error {
 	for _, g := range []*proof.Generation{e.Chromium, e.Display} {
 		if g == nil {
 			continue
 		}
-		wctx, cancel := context.WithTimeout(ctx, termWait)
-		err := unit.Cgroup{Path: g.Cgroup}.WaitEmpty(wctx)
-		cancel()
-		if err == nil {
-			continue
-		}
-		if err := r.verifier.StopUnit(ctx, *g); err != nil {
+		if err := r.emptied(ctx, *g, termWait); err != nil {
 			return err
 		}
 	}
