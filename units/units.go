@@ -6,6 +6,7 @@ package units
 import (
 	"embed"
 	"fmt"
+	"net/netip"
 	"strings"
 	"text/template"
 )
@@ -76,10 +77,10 @@ func Render(p Params) ([]File, error) {
 }
 
 // WebPort returns the drop-in that gives the web socket its address.
-func WebPort(prefix string, port int) File {
+func WebPort(prefix string, address netip.AddrPort) File {
 	return File{
 		Name:    Name(prefix, "abfleetd-web.socket") + ".d/port.conf",
-		Content: fmt.Sprintf("[Socket]\nListenStream=\nListenStream=127.0.0.1:%d\n", port),
+		Content: fmt.Sprintf("[Socket]\nListenStream=\nListenStream=%s\n", address),
 	}
 }
 

@@ -1,6 +1,7 @@
 package units
 
 import (
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,9 +17,12 @@ func TestUnitsAreUnderstoodBySystemd(t *testing.T) {
 	if err != nil {
 		t.Skip("systemd-analyze is not installed")
 	}
-	for _, p := range []Params{
-		{Prefix: "abfleet"},
-		{Prefix: "abfleetdemo", Socket: "/run/x %y/control.sock", Config: "demo $1/con%fig.toml", Environment: []string{`AGENT_BROWSER_FLEET_HOME=/x y/%z "q" \t`}},
+	for _, p := range []struct {
+		Params
+		web netip.AddrPort
+	}{
+		{Params{Prefix: "abfleet"}, netip.MustParseAddrPort("127.0.0.1:20001")},
+		{Params{Prefix: "abfleetdemo", Socket: "/run/x %y/control.sock", Config: "demo $1/con%fig.toml", Environment: []string{`AGENT_BROWSER_FLEET_HOME=/x y/%z "q" \t`}}, netip.MustParseAddrPort("[::1]:20001")},
 	} {
 		t.Run(p.Prefix, func(t *testing.T) {
 			// The runtime directory is where verify keeps its sockets.
@@ -33,11 +37,11 @@ func TestUnitsAreUnderstoodBySystemd(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(p.BinDir, "abfleetd"), []byte("#!/bin/sh\n"), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			files, err := Render(p)
+			files, err := Render(p.Params)
 			if err != nil {
 				t.Fatal(err)
 			}
-			files = append(files, WebPort(p.Prefix, 20001))
+			files = append(files, WebPort(p.Prefix, p.web))
 			args := []string{"verify", "--user", "--recursive-errors=yes", "--man=no"}
 			for _, file := range files {
 				path := filepath.Join(dir, file.Name)
@@ -95,7 +99,7 @@ func TestPrefixIsEverywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range append(files, WebPort("zz", 1)) {
+	for _, file := range append(files, WebPort("zz", netip.MustParseAddrPort("127.0.0.1:1"))) {
 		if !strings.HasPrefix(file.Name, "zz") {
 			t.Errorf("unit is called %s", file.Name)
 		}

@@ -3,7 +3,10 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,34 +129,125 @@ func TestVersionNeedsNoService(t *testing.T) {
 func TestPortIsStable(t *testing.T) {
 	s := &setup{app: &app{prefix: "abfleet", getenv: func(string) string { return "" }}, unitDir: t.TempDir()}
 	cfg := &config.Config{WebListen: "127.0.0.1:0"}
-	first, err := s.choosePort(cfg)
-	if err != nil || first < firstPort || first >= firstPort+portCount {
+	first, err := s.chooseAddress(cfg)
+	if err != nil || first.Port() < firstPort || first.Port() >= firstPort+portCount {
 		t.Fatal(first, err)
 	}
-	if again, err := s.choosePort(cfg); err != nil || again != first {
-		t.Errorf("then %d, %v", again, err)
+	if again, err := s.chooseAddress(cfg); err != nil || again != first {
+		t.Errorf("then %v, %v", again, err)
 	}
 	s.prefix = "other"
-	if other, err := s.choosePort(cfg); err != nil || other == first {
-		t.Errorf("another fleet gets the same port %d, %v", other, err)
+	if other, err := s.chooseAddress(cfg); err != nil || other == first {
+		t.Errorf("another fleet gets the same port %v, %v", other, err)
 	}
 	s.prefix = "abfleet"
-	file := units.WebPort("abfleet", 12345)
+	// As every setup has written it.
+	file := units.WebPort("abfleet", netip.MustParseAddrPort("127.0.0.1:12345"))
+	if want := "[Socket]\nListenStream=\nListenStream=127.0.0.1:12345\n"; file.Content != want {
+		t.Errorf("the drop-in is %q", file.Content)
+	}
 	if err := writeFile(filepath.Join(s.unitDir, file.Name), marker+file.Content); err != nil {
 		t.Fatal(err)
 	}
-	if recorded, err := s.choosePort(cfg); err != nil || recorded != 12345 {
-		t.Errorf("the recorded port 12345 became %d, %v", recorded, err)
+	if recorded, err := s.chooseAddress(cfg); err != nil || recorded.String() != "127.0.0.1:12345" {
+		t.Errorf("the recorded port 12345 became %v, %v", recorded, err)
 	}
 	cfg.WebListen = "127.0.0.1:12346"
-	if configured, err := s.choosePort(cfg); err != nil || configured != 12346 {
-		t.Errorf("the configured port became %d, %v", configured, err)
+	if configured, err := s.chooseAddress(cfg); err != nil || configured.String() != "127.0.0.1:12346" {
+		t.Errorf("the configured port became %v, %v", configured, err)
 	}
 	for port, code := range map[int]fault.Code{-1: fault.Internal, 70000: fault.Internal} {
 		s.port = port
-		if _, err := s.choosePort(cfg); fault.CodeOf(err) != code || err == nil {
+		if _, err := s.chooseAddress(cfg); fault.CodeOf(err) != code || err == nil {
 			t.Errorf("port %d: %v", port, err)
 		}
+	}
+}
+
+// The page listens where the configuration says, and a change of the host keeps
+// the port that people know.
+func TestPageListensAtTheConfiguredHost(t *testing.T) {
+	for _, host := range []string{"127.0.0.2", "[::1]"} {
+		taken, err := net.Listen("tcp", host+":0")
+		if err != nil {
+			t.Skipf("cannot listen on %s: %v", host, err)
+		}
+		defer taken.Close()
+		s := &setup{app: &app{prefix: "demo", getenv: func(string) string { return "" }}, unitDir: t.TempDir()}
+		_, port, _ := net.SplitHostPort(taken.Addr().String())
+		// Free on 127.0.0.1, which nobody asked for.
+		_, err = s.chooseAddress(&config.Config{WebListen: host + ":" + port})
+		if fault.CodeOf(err) != fault.PortTaken {
+			t.Errorf("%s:%s, which is taken: %v", host, port, err)
+		}
+		for _, step := range []struct{ configured, want string }{
+			{"127.0.0.1:12345", "127.0.0.1:12345"},
+			{host + ":0", host + ":12345"},
+			{host + ":12346", host + ":12346"},
+			{host + ":0", host + ":12346"},
+			{"127.0.0.1:0", "127.0.0.1:12346"},
+		} {
+			cfg := &config.Config{WebListen: step.configured}
+			address, err := s.chooseAddress(cfg)
+			if err != nil || address.String() != step.want {
+				t.Fatalf("with %s: %v, %v, want %s", step.configured, address, err, step.want)
+			}
+			if _, err := s.writeUnits(cfg, "", address); err != nil {
+				t.Fatal(err)
+			}
+			drop, err := os.ReadFile(filepath.Join(s.unitDir, "demod-web.socket.d", "port.conf"))
+			if err != nil || !strings.HasSuffix(string(drop), "\nListenStream=\nListenStream="+step.want+"\n") {
+				t.Errorf("with %s: %q, %v", step.configured, drop, err)
+			}
+		}
+	}
+	s := &setup{app: &app{prefix: "demo", getenv: func(string) string { return "" }}, unitDir: t.TempDir()}
+	if _, err := s.chooseAddress(&config.Config{WebListen: "192.0.2.1:0"}); fault.CodeOf(err) != fault.InvalidConfig || fault.HintOf(err) == "" {
+		t.Errorf("a host that is not here: %v", err)
+	}
+}
+
+// The service has none of a shell's environment: where the two would not find
+// the same state, the unit says where it is.
+func TestServiceFindsTheStateOfTheShell(t *testing.T) {
+	own := filepath.Join(t.TempDir(), "own.toml")
+	if err := os.WriteFile(own, []byte("home = \"/srv/own\"\ntmp_dir = \"/var/x\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		env      map[string]string
+		config   string
+		stateDir string
+		want     string
+	}{
+		"nothing is set":                 {},
+		"XDG_STATE_HOME":                 {env: map[string]string{"XDG_STATE_HOME": "/srv/state"}, want: "/srv/state/abfleet"},
+		"XDG_STATE_HOME with spaces":     {env: map[string]string{"XDG_STATE_HOME": "/srv/a b"}, want: "/srv/a b/abfleet"},
+		"XDG_STATE_HOME is the default":  {env: map[string]string{"XDG_STATE_HOME": "/nonexistent/.local/state"}},
+		"AGENT_BROWSER_FLEET_HOME":       {env: map[string]string{"AGENT_BROWSER_FLEET_HOME": "/srv/fleet"}, want: "/srv/fleet"},
+		"the configuration":              {env: map[string]string{"XDG_STATE_HOME": "/srv/state"}, config: own},
+		"the configuration and the flag": {config: own, stateDir: "/srv/flag", want: "/srv/flag"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := map[string]string{"HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/run/x"}
+			maps.Copy(env, test.env)
+			s := &setup{app: &app{prefix: "abfleet", config: test.config, getenv: func(name string) string { return env[name] }}, unitDir: t.TempDir(), binDir: "/opt/bin", stateDir: test.stateDir}
+			cfg, err := s.load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.writeUnits(cfg, test.config, netip.MustParseAddrPort("127.0.0.1:1")); err != nil {
+				t.Fatal(err)
+			}
+			unit, err := os.ReadFile(filepath.Join(s.unitDir, "abfleetd.service"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			line := "Environment=\"AGENT_BROWSER_FLEET_HOME=" + test.want + "\"\n"
+			if strings.Contains(string(unit), "AGENT_BROWSER_FLEET_HOME") != (test.want != "") || test.want != "" && !strings.Contains(string(unit), line) {
+				t.Errorf("want %q in the unit:\n%s", test.want, unit)
+			}
+		})
 	}
 }
 
@@ -177,21 +271,21 @@ func TestSetupKeepsForeignFiles(t *testing.T) {
 	if content, _ := os.ReadFile(path); strings.Contains(string(content), marker) {
 		t.Error("the user's own configuration was replaced")
 	}
-	cfg := &config.Config{Socket: "/run/x/demo/control.sock"}
-	if changed, err := s.writeUnits(cfg, path, 1); err != nil || !changed {
+	cfg := &config.Config{Socket: "/run/x/demo/control.sock", Home: dir + "/.local/state/demo"}
+	if changed, err := s.writeUnits(cfg, path, netip.MustParseAddrPort("127.0.0.1:1")); err != nil || !changed {
 		t.Error(changed, err)
 	}
-	if changed, err := s.writeUnits(cfg, path, 1); err != nil || changed {
+	if changed, err := s.writeUnits(cfg, path, netip.MustParseAddrPort("127.0.0.1:1")); err != nil || changed {
 		t.Errorf("the same again: changed %v, %v", changed, err)
 	}
-	if changed, err := s.writeUnits(cfg, path, 2); err != nil || !changed {
+	if changed, err := s.writeUnits(cfg, path, netip.MustParseAddrPort("127.0.0.1:2")); err != nil || !changed {
 		t.Errorf("another port: changed %v, %v", changed, err)
 	}
 	service := filepath.Join(s.unitDir, "demod.service")
 	if err := os.WriteFile(service, []byte("[Service]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.writeUnits(cfg, path, 2); fault.CodeOf(err) != fault.UnsafePath {
+	if _, err := s.writeUnits(cfg, path, netip.MustParseAddrPort("127.0.0.1:2")); fault.CodeOf(err) != fault.UnsafePath {
 		t.Errorf("a foreign unit file: %v", err)
 	}
 }

@@ -444,7 +444,7 @@ func TestBridgeOutlivesLargeMessages(t *testing.T) {
 		{large + large, "null"},
 	}
 	// Wherever the limit falls, and whatever was read at once.
-	for pad := 0; pad < 200; pad += 9 {
+	for pad := 0; pad < 200; pad += 25 {
 		tests = append(tests, struct{ line, id string }{`{"method":"m","params":{"text":"` + large[:len(large)-pad] + `"},"jsonrpc":"2.0","id":"` + strings.Repeat("i", 160) + `"}`, `"` + strings.Repeat("i", 160) + `"`})
 	}
 	for _, test := range tests {

@@ -7,11 +7,11 @@ import (
 	"hash/fnv"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
@@ -123,11 +123,11 @@ func (s *setup) run(ctx context.Context) error {
 	if cfg.UnitPrefix != s.prefix {
 		return fault.New(fault.InvalidConfig, op, "Give the same prefix in both places", "the configuration has unit_prefix %q, setup has --prefix %q", cfg.UnitPrefix, s.prefix)
 	}
-	port, err := s.choosePort(cfg)
+	address, err := s.chooseAddress(cfg)
 	if err != nil {
 		return err
 	}
-	changed, err := s.writeUnits(cfg, configFile, port)
+	changed, err := s.writeUnits(cfg, configFile, address)
 	if err != nil {
 		return err
 	}
@@ -139,11 +139,11 @@ func (s *setup) run(ctx context.Context) error {
 		return err
 	}
 	if s.now {
-		if err := s.start(ctx, changed, port); err != nil {
+		if err := s.start(ctx, changed, address); err != nil {
 			return err
 		}
 	}
-	return s.tell(ctx, cfg, port)
+	return s.tell(ctx, cfg, address)
 }
 
 // checkHost refuses what would make the units useless.
@@ -182,82 +182,121 @@ func (s *setup) writeConfig() (string, error) {
 	return path, writeFile(path, content)
 }
 
-// choosePort returns the port of the page: the one asked for, the one of an
-// earlier setup, or the first free one after a number that depends on the user
-// and the prefix, so that a second try finds the same.
-func (s *setup) choosePort(cfg *config.Config) (int, error) {
+// chooseAddress returns the address of the page, of the configured host: with
+// the port asked for, the one of an earlier setup, or the first free one after a
+// number that depends on the user and the prefix, so that a second try finds the
+// same.
+func (s *setup) chooseAddress(cfg *config.Config) (netip.AddrPort, error) {
 	const op = "choose the port of the page"
-	recorded := s.recordedPort()
-	asked := s.port
-	if _, text, err := net.SplitHostPort(cfg.WebListen); asked == 0 && err == nil {
-		asked, _ = strconv.Atoi(text)
+	configured, err := netip.ParseAddrPort(cfg.WebListen)
+	if err != nil {
+		return netip.AddrPort{}, fault.New(fault.InvalidConfig, op, "Correct web.listen in the configuration", "%w", err)
 	}
-	switch {
-	case asked < 0 || asked > 65535:
-		return 0, usageError{fmt.Errorf("--port %d: use a number from 1 to 65535", asked)}
-	case asked != 0 && asked == recorded:
-		return asked, nil
-	case asked != 0 && !portFree(asked):
-		return 0, fault.New(fault.PortTaken, op, "Leave out --port to have a free one chosen", "port %d is in use", asked)
-	case asked != 0:
-		return asked, nil
-	case recorded != 0:
-		return recorded, nil
+	if s.port < 0 || s.port > 65535 {
+		return netip.AddrPort{}, usageError{fmt.Errorf("--port %d: use a number from 1 to 65535", s.port)}
+	}
+	at := func(port int) netip.AddrPort { return netip.AddrPortFrom(configured.Addr(), uint16(port)) }
+	recorded := s.recordedAddress()
+	asked := configured
+	if s.port != 0 {
+		asked = at(s.port)
+	}
+	if asked.Port() != 0 {
+		if asked == recorded {
+			return asked, nil
+		}
+		return asked, available(asked, op, "Leave out --port and the port in web.listen to have a free one chosen")
+	}
+	// On another host than before, the port stays if it can.
+	if again := at(int(recorded.Port())); again.Port() != 0 && (again == recorded || listenable(again) == nil) {
+		return again, nil
 	}
 	hash := fnv.New32a()
 	_, _ = fmt.Fprintf(hash, "%d %s", os.Geteuid(), s.prefix)
 	start := int(hash.Sum32() % portCount)
 	for i := range portCount {
-		if port := firstPort + (start+i)%portCount; portFree(port) {
-			return port, nil
+		address := at(firstPort + (start+i)%portCount)
+		if err := available(address, op, ""); !fault.Is(err, fault.PortTaken) {
+			return address, err
 		}
 	}
-	return 0, fault.New(fault.PortTaken, op, "Name a free port with --port", "no port from %d to %d is free", firstPort, firstPort+portCount-1)
+	return netip.AddrPort{}, fault.New(fault.PortTaken, op, "Name a free port with --port", "no port from %d to %d is free", firstPort, firstPort+portCount-1)
 }
 
-func portFree(port int) bool {
-	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+// listenable returns why nothing can listen at an address.
+func listenable(address netip.AddrPort) error {
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
 	if err != nil {
-		return false
+		return err
 	}
-	_ = listener.Close()
-	return true
+	return listener.Close()
 }
 
-var listenStream = regexp.MustCompile(`(?m)^ListenStream=127\.0\.0\.1:([0-9]+)$`)
+// available is listenable for people; the hint is for a port that is in use.
+func available(address netip.AddrPort, op, hint string) error {
+	err := listenable(address)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EADDRINUSE):
+		return fault.New(fault.PortTaken, op, hint, "port %d is in use", address.Port())
+	}
+	return fault.New(fault.InvalidConfig, op, "Correct web.listen in the configuration, or --port", "%w", err)
+}
 
-// recordedPort reads the port of an earlier setup, 0 for none.
-func (s *setup) recordedPort() int {
-	data, err := os.ReadFile(filepath.Join(s.unitDir, units.WebPort(s.prefix, 0).Name))
+var listenStream = regexp.MustCompile(`(?m)^ListenStream=(\S+)$`)
+
+// recordedAddress reads the address of an earlier setup; its port is 0 for none.
+func (s *setup) recordedAddress() netip.AddrPort {
+	data, err := os.ReadFile(filepath.Join(s.unitDir, units.WebPort(s.prefix, netip.AddrPort{}).Name))
 	if err != nil {
-		return 0
+		return netip.AddrPort{}
 	}
 	found := listenStream.FindSubmatch(data)
 	if found == nil {
-		return 0
+		return netip.AddrPort{}
 	}
-	port, _ := strconv.Atoi(string(found[1]))
-	return port
+	address, _ := netip.ParseAddrPort(string(found[1]))
+	return address
+}
+
+// serviceHome is the state directory that the service finds by itself. Its
+// manager knows nothing of what a shell sets; only the directory of the units
+// and the configuration is found by the same variable.
+func (s *setup) serviceHome(configFile string) string {
+	cfg, err := config.Load(configFile, func(name string) string {
+		switch name {
+		case "HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR":
+			return s.getenv(name)
+		}
+		return ""
+	})
+	if err != nil {
+		return ""
+	}
+	return cfg.Home
 }
 
 // writeUnits writes the unit files and reports whether a socket's changed.
-func (s *setup) writeUnits(cfg *config.Config, configFile string, port int) (changed bool, err error) {
+func (s *setup) writeUnits(cfg *config.Config, configFile string, address netip.AddrPort) (changed bool, err error) {
 	params := units.Params{Prefix: s.prefix, BinDir: s.binDir, Config: configFile}
 	if socket := cfg.ControlSocket(); socket != filepath.Join(s.getenv("XDG_RUNTIME_DIR"), s.prefix, "control.sock") {
 		params.Socket = socket
 	}
+	state := cfg.Home
 	if s.stateDir != "" {
-		state, err := filepath.Abs(s.stateDir)
-		if err != nil {
+		if state, err = filepath.Abs(s.stateDir); err != nil {
 			return false, err
 		}
+	}
+	if s.stateDir != "" || state != s.serviceHome(configFile) {
 		params.Environment = append(params.Environment, "AGENT_BROWSER_FLEET_HOME="+state)
 	}
 	files, err := units.Render(params)
 	if err != nil {
 		return false, err
 	}
-	for _, file := range append(files, units.WebPort(s.prefix, port)) {
+	for _, file := range append(files, units.WebPort(s.prefix, address)) {
 		path := filepath.Join(s.unitDir, file.Name)
 		content := marker + file.Content
 		existing, err := os.ReadFile(path)
@@ -297,7 +336,7 @@ func writeFile(path, content string) error {
 }
 
 // start starts the sockets and the service, of the new binaries and units.
-func (s *setup) start(ctx context.Context, socketsChanged bool, port int) error {
+func (s *setup) start(ctx context.Context, socketsChanged bool, address netip.AddrPort) error {
 	sockets, service, _ := s.unitNames()
 	// Failed units of an earlier try would be refused for their start limit.
 	_ = s.systemctl(ctx, append([]string{"reset-failed", service}, sockets...)...)
@@ -310,8 +349,10 @@ func (s *setup) start(ctx context.Context, socketsChanged bool, port int) error 
 		verb = "restart"
 	}
 	if err := s.systemctl(ctx, append([]string{verb}, sockets...)...); err != nil {
-		if !s.active(ctx, sockets[1]) && !portFree(port) {
-			return fault.New(fault.PortTaken, "start the web socket", "Run: abfleet setup --now --port N, with another number", "port %d is in use", port)
+		if !s.active(ctx, sockets[1]) {
+			if taken := available(address, "start the web socket", "Run: abfleet setup --now --port N, with another number"); taken != nil {
+				return taken
+			}
 		}
 		return err
 	}
@@ -326,7 +367,7 @@ func (s *setup) start(ctx context.Context, socketsChanged bool, port int) error 
 }
 
 // tell says what exists now.
-func (s *setup) tell(ctx context.Context, cfg *config.Config, port int) error {
+func (s *setup) tell(ctx context.Context, cfg *config.Config, address netip.AddrPort) error {
 	type unitState struct {
 		Unit   string `json:"unit"`
 		State  string `json:"state"`
@@ -335,7 +376,7 @@ func (s *setup) tell(ctx context.Context, cfg *config.Config, port int) error {
 	sockets, service, slice := s.unitNames()
 	states := []unitState{
 		{sockets[0], "", cfg.ControlSocket() + " (control and MCP)"},
-		{sockets[1], "", "http://127.0.0.1:" + strconv.Itoa(port) + "/ (page)"},
+		{sockets[1], "", "http://" + address.String() + "/ (page)"},
 		{service, "", "the service, started through its sockets"},
 		{slice, "", "the browsers, below it"},
 	}
@@ -344,7 +385,7 @@ func (s *setup) tell(ctx context.Context, cfg *config.Config, port int) error {
 	}
 	findings := doctor.Run(ctx, doctor.NewEnv(cfg, ""), doctor.Checks())
 	if s.json {
-		s.writeJSON(map[string]any{"ok": true, "units": states, "port": port, "unit_dir": s.unitDir, "doctor": api.Doctor{OK: doctor.OK(findings), Findings: findings}})
+		s.writeJSON(map[string]any{"ok": true, "units": states, "port": address.Port(), "unit_dir": s.unitDir, "doctor": api.Doctor{OK: doctor.OK(findings), Findings: findings}})
 		return nil
 	}
 	s.printf("installed in %s:\n", s.unitDir)
@@ -370,7 +411,7 @@ func (s *setup) remove(ctx context.Context) error {
 	}
 	sockets, service, slice := s.unitNames()
 	var written []string
-	for _, unit := range append(append([]string{}, sockets...), service, slice, units.WebPort(s.prefix, 0).Name) {
+	for _, unit := range append(append([]string{}, sockets...), service, slice, units.WebPort(s.prefix, netip.AddrPort{}).Name) {
 		path := filepath.Join(s.unitDir, unit)
 		data, err := os.ReadFile(path)
 		if err == nil && strings.HasPrefix(string(data), marker) {
