@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"abfleet/internal/api"
 	"abfleet/internal/config"
+	"abfleet/internal/doctor"
 	"abfleet/internal/fault"
 	"abfleet/units"
 )
@@ -288,4 +290,30 @@ func TestSetupKeepsForeignFiles(t *testing.T) {
 	if _, err := s.writeUnits(cfg, path, netip.MustParseAddrPort("127.0.0.1:2")); fault.CodeOf(err) != fault.UnsafePath {
 		t.Errorf("a foreign unit file: %v", err)
 	}
+}
+
+// A service that is stopped takes connections and answers none.
+func TestDoctorDoesNotWaitForAStoppedService(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "control.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ask := func(here ...api.Finding) {
+		t.Helper()
+		done := make(chan []api.Finding, 1)
+		go func() { done <- askDoctor(t.Context(), socket, here) }()
+		select {
+		case more := <-done:
+			if more != nil {
+				t.Errorf("it found %v", more)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("it waits")
+		}
+	}
+	ask(api.Finding{Code: "service", Status: doctor.StatusFailed})
+	shorten(t, &doctorTimeout, 20*time.Millisecond)
+	ask(api.Finding{Code: "service", Status: doctor.StatusOK})
 }

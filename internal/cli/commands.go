@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -243,11 +244,7 @@ func (a *app) doctorCommand() *cobra.Command {
 			env := doctor.NewEnv(cfg, socket)
 			env.Getenv = a.getenv
 			findings := doctor.Run(cmd.Context(), env, doctor.Checks())
-			// The service may see another host than we do: its unit can have
-			// settings that this shell has not.
-			if answer, err := api.NewClient(socket).Get(cmd.Context(), api.DoctorPath, nil); err == nil && answer.Doctor != nil {
-				findings = append(findings, onlyThere(findings, answer.Doctor.Findings)...)
-			}
+			findings = append(findings, askDoctor(cmd.Context(), socket, findings)...)
 			result := &api.Answer{OK: true, Doctor: &api.Doctor{OK: doctor.OK(findings), Findings: findings}}
 			a.show(result, func() { a.findings(findings) })
 			if !result.Doctor.OK {
@@ -256,6 +253,25 @@ func (a *app) doctorCommand() *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// doctorTimeout bounds the checks of the service.
+var doctorTimeout = time.Minute
+
+// askDoctor returns what the service finds that this process did not. It may see
+// another host: its unit can have settings that this shell has not. A service
+// that does not answer has failed its check here, and is not waited for again.
+func askDoctor(ctx context.Context, socket string, here []api.Finding) []api.Finding {
+	if slices.ContainsFunc(here, func(f api.Finding) bool { return f.Code == "service" && f.Status == doctor.StatusFailed }) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
+	defer cancel()
+	answer, err := api.NewClient(socket).Get(ctx, api.DoctorPath, nil)
+	if err != nil || answer.Doctor == nil {
+		return nil
+	}
+	return onlyThere(here, answer.Doctor.Findings)
 }
 
 // onlyThere returns the failures that the service has and this process has not.

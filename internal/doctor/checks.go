@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -186,7 +187,16 @@ func version(ctx context.Context, path, op, hint, flag string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, flag)
 	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/bin:/bin", "DBUS_SESSION_BUS_ADDRESS=disabled:", "DBUS_SYSTEM_BUS_ADDRESS=disabled:"}
 	cmd.Dir = "/"
-	cmd.WaitDelay = time.Second // a wrapper's child may keep the pipe
+	// The program may be a wrapper, whose children end with it and may keep the
+	// pipe. Its number is its own until it is waited for.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error {
+		if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+			return err
+		}
+		return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	line := firstLine(string(out))
 	if err != nil {

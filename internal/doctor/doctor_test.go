@@ -3,9 +3,11 @@ package doctor
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -144,5 +146,42 @@ func TestSpace(t *testing.T) {
 	}
 	if _, err := space(env, 1<<62); fault.CodeOf(err) != fault.NoSpace {
 		t.Errorf("an exabyte is there: %v", err)
+	}
+}
+
+// A program that hangs takes its children with it.
+func TestHangingProgramLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	fifo, script := filepath.Join(dir, "fifo"), filepath.Join(dir, "program")
+	// Every process of it holds the fifo.
+	err := errors.Join(syscall.Mkfifo(fifo, 0o600),
+		os.WriteFile(script, []byte("#!/bin/sh\nexec 3>"+fifo+"\n(sleep 30; true) &\necho ready >&3\nwait\n"), 0o755))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		f, err := os.Open(fifo)
+		if err == nil {
+			_, err = f.Read(make([]byte, 16))
+			cancel()
+		}
+		if err == nil {
+			_, err = io.ReadAll(f)
+		}
+		ended <- err
+	}()
+	if _, err := version(ctx, script, "run program", "Install it", "--version"); fault.CodeOf(err) != fault.ProgramMissing {
+		t.Errorf("a program that hangs: %v", err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a child of the program lives on")
 	}
 }
