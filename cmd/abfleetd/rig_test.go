@@ -301,6 +301,29 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.contains(m.sh("abfleet view"), "http://127.0.0.1:28001/")
 	})
 
+	t.Run("a session that no caller has", func(t *testing.T) {
+		out := m.sh(`{ echo '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}'
+			echo '{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"browser_click"}}'; } | abfleet mcp --session ` + strings.Repeat("s", 201))
+		lines := strings.Split(out, "\n")
+		for _, line := range lines {
+			m.contains(line, "201 characters", "invalid_session_id")
+		}
+		if len(lines) != 2 || strings.Contains(out, `"id":null`) {
+			t.Errorf("two requests are answered with:\n%s", out)
+		}
+	})
+
+	// The service has neither the variable nor, before setup, the address.
+	t.Run("state and address of the shell", func(t *testing.T) {
+		m.sh("mkdir -p .config/abfleet && printf '[web]\\nlisten = \"127.0.0.2:0\"\\n' > .config/abfleet/config.toml")
+		m.contains(m.sh("XDG_STATE_HOME=$HOME/elsewhere abfleet setup --now"), "http://127.0.0.2:28001/")
+		m.sh("abfleet identity list && test -f elsewhere/abfleet/state.db")
+		m.contains(m.sh("abfleet view"), "http://127.0.0.2:28001/")
+		m.sh("rm .config/abfleet/config.toml && abfleet setup --now")
+		m.contains(m.sh("abfleet view"), "http://127.0.0.1:28001/")
+		m.contains(m.sh("abfleet identity list"), "one")
+	})
+
 	t.Run("another prefix", func(t *testing.T) {
 		m.contains(m.sh("abfleet --prefix demo setup --now"), "demod-control.socket", "demod.service", "demo.slice", "/run/user/1500/demo/control.sock")
 		m.sh("abfleet --prefix demo identity create other")
