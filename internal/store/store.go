@@ -133,7 +133,8 @@ const metaKey = "fleet"
 // program must have called MaybeRunChecker. Errors have these codes:
 // state_in_use when another service holds it, state_corrupt when it is damaged
 // (and kept aside) or missing although the fleet has been used, state_too_new
-// when a newer version wrote it.
+// when a newer version wrote it. A file that could not be checked is left where
+// it is, for another try.
 func Open(ctx context.Context, path string) (_ *Store, err error) {
 	if err := safefs.EnsureDir(filepath.Dir(path)); err != nil {
 		return nil, err
