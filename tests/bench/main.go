@@ -52,6 +52,7 @@ var suites = []struct {
 	{"scope", benchScope},
 	{"clone", benchClone},
 	{"stack", benchStack},
+	{"holder", benchHolder},
 	{"activation", benchActivation},
 	{"service", benchService},
 	{"tools", benchTools},

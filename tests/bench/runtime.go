@@ -17,6 +17,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
 
+	"abfleet/internal/api"
 	"abfleet/internal/config"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/holder"
@@ -140,11 +141,50 @@ func benchClone(b *bencher) error {
 	return b.emit(out)
 }
 
-// benchStack compares a whole start, from the selection to a controllable
-// browser with the clone of its Profile, with the same two programs started by
-// hand one after the other on a ready profile.
+// benchStack compares a whole start, from the selection of an Identity at the
+// service's socket to a controllable browser, with the clone of its Profile and
+// all that is recorded on the way, with the same two programs started by hand one
+// after the other on a ready profile.
 func benchStack(b *bencher) error {
-	cfg, err := load("stack")
+	if err := install(b, "start"); err != nil {
+		return err
+	}
+	cfg, err := config.Load("", os.Getenv)
+	if err != nil {
+		return err
+	}
+	snapshots, err := filepath.Glob(cfg.SnapshotDir("*"))
+	if err != nil || len(snapshots) != 1 {
+		return fmt.Errorf("snapshots %q: %w", snapshots, err)
+	}
+	service := api.NewClient(controlSocket())
+	out := row{Name: "select to controllable", Peer: "Xvnc, then Chromium by hand", Limit: 1.15, Unit: "ms"}
+	for i := range b.n {
+		session := fmt.Sprintf("start-%d", i)
+		t := time.Now()
+		if _, err := service.Post(b, api.UsePath, api.SessionRequest{Session: session, Identity: "start"}); err != nil {
+			return err
+		}
+		out.Ours = append(out.Ours, since(t))
+		if _, err := service.Post(b, api.StopSessionPath, api.SessionRequest{Session: session}); err != nil {
+			return err
+		}
+		dir := filepath.Join(filepath.Dir(snapshots[0]), fmt.Sprintf("hand%d", i))
+		if _, err := profile.Clone(b, snapshots[0], dir); err != nil {
+			return err
+		}
+		took, err := byHand(b, cfg, dir)
+		if err != nil {
+			return err
+		}
+		out.Other = append(out.Other, took)
+	}
+	return b.emit(out)
+}
+
+// benchHolder measures the memory of what holds a browser's CDP pipe.
+func benchHolder(b *bencher) error {
+	cfg, err := load("holder")
 	if err != nil {
 		return err
 	}
@@ -157,45 +197,30 @@ func benchStack(b *bencher) error {
 	if err != nil {
 		return err
 	}
-	out := row{Name: "Stack start", Peer: "Xvnc, then Chromium by hand", Limit: 1.15, Unit: "ms"}
-	var pss []float64
-	for i := range b.n {
-		dir := cfg.ProfileDir("identity-1", fmt.Sprintf("ours%d", i))
-		t := time.Now()
-		ev, err := r.Start(b, fleet.StartRequest{Instance: "benchstack", Generation: uint64(i + 1), Profile: dir, CloneFrom: snapshot})
-		if err != nil {
-			return err
-		}
-		out.Ours = append(out.Ours, since(t))
-		var e struct {
-			Chromium struct {
-				Leader struct {
-					PID int `json:"pid"`
-				} `json:"leader"`
-			} `json:"chromium"`
-		}
-		if err := json.Unmarshal(ev, &e); err != nil {
-			return err
-		}
+	out := row{Name: "holder memory (PSS)", Unit: "MB", Ceiling: 6}
+	ev, err := r.Start(b, fleet.StartRequest{Instance: "benchstack", Generation: 1, Profile: cfg.ProfileDir("identity-1", "ours"), CloneFrom: snapshot})
+	if err != nil {
+		return err
+	}
+	var e struct {
+		Chromium struct {
+			Leader struct {
+				PID int `json:"pid"`
+			} `json:"leader"`
+		} `json:"chromium"`
+	}
+	if err := json.Unmarshal(ev, &e); err != nil {
+		return err
+	}
+	for range b.n {
 		size, err := memory(e.Chromium.Leader.PID)
 		if err != nil {
 			return err
 		}
-		pss = append(pss, size)
-		if _, err := r.Stop(b, ev, "bench"); err != nil {
-			return err
-		}
-		dir = cfg.ProfileDir("identity-1", fmt.Sprintf("hand%d", i))
-		if _, err := profile.Clone(b, snapshot, dir); err != nil {
-			return err
-		}
-		took, err := byHand(b, cfg, dir)
-		if err != nil {
-			return err
-		}
-		out.Other = append(out.Other, took)
+		out.Ours = append(out.Ours, size)
 	}
-	return errors.Join(b.emit(out), b.emit(row{Name: "holder memory (PSS)", Ours: pss, Unit: "MB", Ceiling: 6}))
+	_, err = r.Stop(b, ev, "bench")
+	return errors.Join(err, b.emit(out))
 }
 
 // byHand starts a display and then a browser with the fleet's own flags, waits
