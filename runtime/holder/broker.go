@@ -23,7 +23,6 @@ type broker struct {
 	root io.ReadWriteCloser
 	// onClose is called when a client asks for the clean stop.
 	onClose func(reason string)
-	status  func() holderStatus
 	// page is closed when the browser has first told the holder of a page, or
 	// has had the time to. Closing it needs mu.
 	page chan struct{}
@@ -37,6 +36,7 @@ type broker struct {
 	owner   map[string]*client // session id -> whose it is
 	clients map[*client]struct{}
 	closed  bool // root has ended
+	unheard int  // how many of pending nobody waits for
 	// closeAsked: some client sent Browser.close itself.
 	closeAsked bool
 	writers    sync.WaitGroup
@@ -49,6 +49,9 @@ type call struct {
 	session string  // the session it was sent in, "" for the client's root
 	attach  bool    // the answer announces a session
 	answer  chan<- answer
+	// unheard: the holder's own, and nobody waits any more. A session in its
+	// answer is ended.
+	unheard bool
 }
 
 // answer is what a call of the holder's own gets.
@@ -62,6 +65,9 @@ const (
 	maxCalls = 16384
 	// maxSessions bounds the sessions of one client.
 	maxSessions = 65536
+	// maxUnheard bounds the sessions that were asked of a browser that does
+	// not answer, for clients that left. The pair holds about as many messages.
+	maxUnheard = 256
 	// maxOwnAnswer bounds the answers that the holder reads itself.
 	maxOwnAnswer = 64 << 10
 	// rootReadBuffer is how much is read from the browser at once.
@@ -80,10 +86,13 @@ const (
 
 const (
 	methodClose  = "Holder.close"
-	methodStatus = "Holder.status"
+	methodAttach = "Target.attachToBrowserTarget"
 )
 
-var errRootClosed = errors.New("the browser's connection has ended")
+var (
+	errRootClosed = errors.New("the browser's connection has ended")
+	errUnheard    = errors.New("the browser has not answered too many clients")
+)
 
 func newBroker(root io.ReadWriteCloser) *broker {
 	return &broker{
@@ -156,7 +165,13 @@ func (b *broker) fromBrowser(f frame, m message, tooLong bool) {
 	}
 	delete(b.pending, int32(id))
 	if c.client == nil {
+		if c.unheard {
+			b.unheard--
+		}
 		b.mu.Unlock()
+		if c.unheard && m.inner != "" {
+			go b.detach(m.inner)
+		}
 		if c.answer != nil {
 			c.answer <- answer{data: f.bytes(maxOwnAnswer), session: m.inner}
 		}
@@ -292,6 +307,12 @@ func (b *broker) toBrowser(out outgoing) error {
 // params is JSON or "".
 func (b *broker) call(ctx context.Context, method, params string) (answer, error) {
 	got := make(chan answer, 1)
+	b.mu.Lock()
+	full := method == methodAttach && b.unheard >= maxUnheard
+	b.mu.Unlock()
+	if full {
+		return answer{}, errUnheard
+	}
 	id, err := b.enter(call{answer: got})
 	if err != nil {
 		return answer{}, err
@@ -318,9 +339,20 @@ func (b *broker) call(ctx context.Context, method, params string) (answer, error
 			sent = nil
 		case <-ctx.Done():
 			b.mu.Lock()
-			delete(b.pending, id)
+			_, waiting := b.pending[id]
+			switch {
+			case waiting && method == methodAttach:
+				b.pending[id] = call{unheard: true}
+				b.unheard++
+			case waiting:
+				delete(b.pending, id)
+			}
 			b.mu.Unlock()
-			return answer{}, ctx.Err()
+			if waiting || method != methodAttach {
+				return answer{}, ctx.Err()
+			}
+			// The answer is on its way, and may have a session to end.
+			ctx = context.WithoutCancel(ctx)
 		}
 	}
 }

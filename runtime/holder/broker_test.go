@@ -3,7 +3,9 @@ package holder
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -47,7 +49,6 @@ func newFakeBrowser(t *testing.T) *fakeBrowser {
 	ours, theirs := socketPair(t)
 	f := &fakeBrowser{peer: newPeer(t, theirs), broker: newBroker(ours), t: t, closed: make(chan string, 1)}
 	f.broker.onClose = func(reason string) { f.closed <- reason }
-	f.broker.status = func() holderStatus { return holderStatus{Instance: "abcdefghij"} }
 	go f.broker.trim.run()
 	go f.broker.readRoot()
 	return f
@@ -203,7 +204,6 @@ func TestBrokerRefusesBadMessages(t *testing.T) {
 		{`{"id":1,"method":"x","sessionId":"A","sessionId":"B"}`, `{"error":{"code":-32600,"message":"Message refused: a member appears twice."}}`},
 		{`{"method":"x"}`, `{"error":{"code":-32600,"message":"Message must have integer 'id' property."}}`},
 		{`{"id":4}`, `{"id":4,"error":{"code":-32600,"message":"Message must have string 'method' property."}}`},
-		{`{"id":4,"method":"Holder.status"}`, `{"id":4,"result":{"instance":"abcdefghij","role":"","generation":0,"browserPid":0,"clients":0,"unanswered":0,"seconds":0,"linesLost":0,"stopping":false}}`},
 	} {
 		a.raw(c.sends + "\x00")
 		a.want(c.comes)
@@ -405,6 +405,41 @@ func TestFirstPageIsAwaited(t *testing.T) {
 		if err := s.awaitPage(t.Context(), testTimeout); err != nil || time.Since(start) > testTimeout/2 {
 			t.Errorf("the second waited %v, %v", time.Since(start), err)
 		}
+	}
+}
+
+// TestUnheardSessionIsEnded: a client that gives up before the browser answers
+// leaves nothing in it.
+func TestUnheardSessionIsEnded(t *testing.T) {
+	f := newFakeBrowser(t)
+	s := &server{spec: &Spec{}, broker: f.broker, relay: newRelay(&Spec{}), product: "x", pageAsked: true}
+	ctx, giveUp := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() {
+		_, _, err := s.attach(ctx)
+		over <- err
+	}()
+	id, text := f.got()
+	if !strings.Contains(text, `"method":"Target.attachToBrowserTarget"`) {
+		t.Fatalf("the browser got %s", text)
+	}
+	giveUp()
+	if err := <-over; !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that gave up: %v", err)
+	}
+	f.raw(fmt.Sprintf(`{"id":%d,"result":{"sessionId":"LATE"}}`, id) + "\x00")
+	id, text = f.got()
+	if !strings.Contains(text, `"Target.detachFromTarget","params":{"sessionId":"LATE"}`) {
+		t.Errorf("the browser got %s", text)
+	}
+	f.raw(fmt.Sprintf(`{"id":%d,"result":{}}`, id) + "\x00")
+
+	// A browser that answers nobody is not asked for ever more.
+	f.broker.mu.Lock()
+	f.broker.unheard = maxUnheard
+	f.broker.mu.Unlock()
+	if _, _, err := s.attach(t.Context()); !errors.Is(err, errUnheard) {
+		t.Errorf("one too many: %v", err)
 	}
 }
 

@@ -170,14 +170,9 @@ func (s *stage) again(extra ...string) {
 // browserPID asks the holder.
 func (s *stage) browserPID() int {
 	s.t.Helper()
-	var st holderStatus
 	p := s.dial()
-	p.call("", "Holder.status", nil, &st)
 	p.conn.Close()
-	if st.BrowserPID == 0 || st.Instance != s.spec.Instance || st.Generation != s.spec.Generation || st.Product == "" {
-		s.t.Errorf("status is %+v", st)
-	}
-	return st.BrowserPID
+	return p.hello.BrowserPID
 }
 
 // TestSnapshotKeepsLogins goes the way of an Identity: log in, close, capture,
@@ -556,6 +551,54 @@ func TestSignalsThatMeanNothing(t *testing.T) {
 	_, session := p.page("about:blank")
 	if got := string(p.eval(session, "1")); got != "1" {
 		t.Errorf("1 is %s", got)
+	}
+}
+
+// TestHungBrowserKeepsTheDoorOpen: clients of a browser that does not answer
+// take their places with them when they give up, and asking for the stop works
+// beside any number that wait.
+func TestHungBrowserKeepsTheDoorOpen(t *testing.T) {
+	normal(t)
+	s := newStage(t)
+	s.spec.Args = []string{"/bin/sh", "-c", "exec cat <&3 >/dev/null"}
+	s.spec.Holder.CloseTimeout = 50 * time.Millisecond
+	s.start()
+	dial := func(patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, _, err := Dial(ctx, s.spec.Holder.Socket, testKey)
+		return err
+	}
+	for range maxPeers {
+		if err := dial(5 * time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("a browser that does not answer: %v", err)
+		}
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		err := dial(50 * time.Millisecond)
+		if errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+		if !errors.Is(err, ErrBusy) || time.Now().After(deadline) {
+			t.Fatalf("after all have given up: %v", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range maxPeers + 1 {
+		go Dial(ctx, s.spec.Holder.Socket, testKey)
+	}
+	for !errors.Is(dial(50*time.Millisecond), ErrBusy) {
+		if time.Now().After(deadline) {
+			t.Fatal("there is no limit")
+		}
+	}
+	if err := Close(ctx, s.spec.Holder.Socket, testKey, "hung"); err != nil {
+		t.Errorf("close beside as many as it serves: %v", err)
+	}
+	if e := s.ended(); e.Trigger != "close: hung" || e.Step != stepPair {
+		t.Errorf("exit is %+v", e)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -172,7 +173,7 @@ func prepare(spec *Spec) (resources, Step, error) {
 			err = regular(res.lock)
 		}
 		if err == nil {
-			err = unix.Flock(res.lock, unix.LOCK_EX|unix.LOCK_NB)
+			err = lockSoon(res.lock)
 		}
 		if err != nil {
 			return res, StepLock, &os.PathError{Op: "lock", Path: spec.LockFile, Err: err}
@@ -180,6 +181,19 @@ func prepare(spec *Spec) (resources, Step, error) {
 	}
 	openOutput(spec)
 	return res, "", nil
+}
+
+// lockPatience is how long a role tries to lock its Profile: whoever looks
+// whether it is in use holds the lock for a moment.
+const lockPatience = 200 * time.Millisecond
+
+func lockSoon(fd int) error {
+	for begin := time.Now(); ; time.Sleep(lockPatience / 20) {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err != unix.EWOULDBLOCK && err != unix.EINTR || time.Since(begin) > lockPatience {
+			return err
+		}
+	}
 }
 
 // regular reports an error unless fd is a regular file of this user.
@@ -208,18 +222,6 @@ func limits(spec *Spec) error {
 		// put the inherited limit back when it executes a program.
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
 			return os.NewSyscallError("setrlimit", err)
-		}
-	}
-	if spec.OOMScoreAdj != nil {
-		fd, err := unix.Open("/proc/self/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		if err == nil {
-			_, err = unix.Write(fd, strconv.AppendInt(nil, int64(*spec.OOMScoreAdj), 10))
-			unix.Close(fd)
-		}
-		// A user may not go below what the manager has set. Then the
-		// manager's value is the right one.
-		if err != nil && err != unix.EACCES && err != unix.EPERM {
-			return &os.PathError{Op: "write", Path: "/proc/self/oom_score_adj", Err: err}
 		}
 	}
 	return nil

@@ -264,10 +264,11 @@ func (s *stage) ended() Exit {
 
 // peer is a CDP client over one connection.
 type peer struct {
-	t    testing.TB
-	conn net.Conn
-	in   *bufio.Reader
-	id   int
+	hello Hello
+	t     testing.TB
+	conn  net.Conn
+	in    *bufio.Reader
+	id    int
 	// events are the messages without an id that were read on the way.
 	events []reply
 }
@@ -295,7 +296,9 @@ func (s *stage) dial() *peer {
 	if hello.Version != maxVersion || hello.Generation != s.spec.Generation || hello.BrowserPID == 0 || hello.Product == "" {
 		s.t.Errorf("hello is %+v", hello)
 	}
-	return newPeer(s.t, conn)
+	p := newPeer(s.t, conn)
+	p.hello = hello
+	return p
 }
 
 func newPeer(t testing.TB, conn net.Conn) *peer {

@@ -177,11 +177,7 @@ func (c *client) fromClient(f frame, m message) error {
 		return nil
 	}
 	if m.session == "" {
-		switch m.method {
-		case methodStatus:
-			c.answerStatus(m.id)
-			return nil
-		case methodClose:
+		if m.method == methodClose {
 			c.deliver(resultAnswer(m.id, "{}"))
 			b.onClose(closeReason(f))
 			return nil
@@ -206,7 +202,7 @@ func (c *client) fromClient(f frame, m message) error {
 		client:  c,
 		id:      m.id,
 		session: m.session,
-		attach:  m.method == "Target.attachToTarget" || m.method == "Target.attachToBrowserTarget",
+		attach:  m.method == "Target.attachToTarget" || m.method == methodAttach,
 	})
 	if err == errRootClosed {
 		return err
@@ -247,15 +243,6 @@ func closeReason(f frame) string {
 		reason = reason[:maxReason]
 	}
 	return reason
-}
-
-func (c *client) answerStatus(id string) {
-	data, err := json.Marshal(c.broker.status())
-	if err != nil {
-		c.deliver(errorAnswer(id, "", codeServer, err.Error()))
-		return
-	}
-	c.deliver(resultAnswer(id, string(data)))
 }
 
 func resultAnswer(id, result string) outgoing {

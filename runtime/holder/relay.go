@@ -40,7 +40,6 @@ type relay struct {
 	refilled time.Time
 	stuck    bool // the last wait for journald was in vain: wait no more until it takes a line
 	unsaid   int  // lines lost since the last report
-	total    int  // lines lost at all
 	timer    *time.Timer
 }
 
@@ -127,7 +126,6 @@ func (r *relay) line(priority int, text string) {
 // lose counts a line. The caller holds mu.
 func (r *relay) lose() {
 	r.unsaid++
-	r.total++
 	if r.timer == nil {
 		r.timer = time.AfterFunc(lossReport, r.reportLater)
 	}
@@ -168,12 +166,6 @@ func (r *relay) send(priority int, text string) bool {
 	err := unix.Sendto(r.sock, b.Bytes(), flags, &r.addr)
 	r.stuck = err != nil
 	return err == nil
-}
-
-func (r *relay) lost() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.total
 }
 
 // close reports what is unsaid and ends the relay.

@@ -195,8 +195,8 @@ func TestRelayWithoutJournal(t *testing.T) {
 	r := newRelay(&s.spec)
 	defer r.close()
 	r.line(6, "lost")
-	if r.lost() != 1 {
-		t.Errorf("%d lines lost", r.lost())
+	if r.unsaid != 1 {
+		t.Errorf("%d lines lost", r.unsaid)
 	}
 	// A journal that comes back gets the count, then the line.
 	j := s.journal(t)

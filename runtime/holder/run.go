@@ -95,13 +95,11 @@ func hold(spec *Spec, res resources) int {
 		}
 	}
 	s := &server{
-		spec:    spec,
-		broker:  b,
-		relay:   relay,
-		hello:   welcome{BrowserPID: br.pid, Generation: spec.Generation},
-		started: time.Now(),
+		spec:   spec,
+		broker: b,
+		relay:  relay,
+		hello:  welcome{BrowserPID: br.pid, Generation: spec.Generation},
 	}
-	b.status = s.status
 	go b.trim.run()
 	rootEnded := make(chan error, 1)
 	go func() { rootEnded <- b.readRoot() }()

@@ -28,6 +28,9 @@ const (
 	pageTimeout = 15 * time.Second
 	// maxPeers bounds the connections, in and after the handshake.
 	maxPeers = 64
+	// controlPeers are let in beyond that, for control connections only:
+	// asking for the stop must work beside any number of clients.
+	controlPeers = 16
 )
 
 // server accepts clients for the broker.
@@ -44,7 +47,6 @@ type server struct {
 	// pageAsked: somebody waits, or waited, for the first page.
 	pageAsked bool
 	ended     bool // the stop has begun: control connections only
-	started   time.Time
 }
 
 // listen binds the CDP socket. Only a socket may be in its place, left by a
@@ -97,7 +99,7 @@ func (s *server) accept(l *net.UnixListener) {
 			continue
 		}
 		s.mu.Lock()
-		full := s.peers >= maxPeers
+		full := s.peers >= maxPeers+controlPeers
 		if !full {
 			s.peers++
 		}
@@ -162,8 +164,23 @@ func (s *server) serve(conn *net.UnixConn) {
 	hello.Version = version
 	session := ""
 	if !g.Control {
-		if session, hello.Product, err = s.attach(); err != nil {
-			s.refuse(conn, welcome{Error: refusedEnded})
+		s.mu.Lock()
+		full := s.peers > maxPeers
+		s.mu.Unlock()
+		if full {
+			s.refuse(conn, welcome{Error: refusedBusy})
+			return
+		}
+		ctx, stop := untilHangup(conn)
+		session, hello.Product, err = s.attach(ctx)
+		stop()
+		if err != nil {
+			why := refusedEnded
+			if errors.Is(err, errUnheard) {
+				why = refusedBusy
+			}
+			_ = conn.SetDeadline(time.Now().Add(handshakeTimeout))
+			s.refuse(conn, welcome{Error: why})
 			return
 		}
 	}
@@ -188,6 +205,43 @@ func (s *server) serve(conn *net.UnixConn) {
 	}
 	c.read()
 	s.broker.remove(c)
+}
+
+// untilHangup returns a context that ends when the peer hangs up. stop ends the
+// watch; until then nobody may read from conn. It leaves conn with a deadline
+// that has passed.
+func untilHangup(conn *net.UnixConn) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = conn.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		cancel() // it is closed
+		return ctx, cancel
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Nothing is read: what the peer says early is for its client.
+		if raw.Read(func(fd uintptr) bool { return hungUp(int(fd)) }) == nil {
+			cancel()
+		}
+	}()
+	return ctx, func() {
+		_ = conn.SetReadDeadline(time.Unix(1, 0))
+		<-done
+		cancel()
+	}
+}
+
+func hungUp(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(fds, 0)
+	for err == unix.EINTR {
+		n, err = unix.Poll(fds, 0)
+	}
+	return err == nil && n > 0
 }
 
 // trust looks at what the kernel says about a peer.
@@ -252,14 +306,14 @@ func (s *server) judge(frame []byte) (g greeting, version int, err error) {
 }
 
 // attach waits for a browser that answers and makes a session in it.
-func (s *server) attach() (session, product string, err error) {
+func (s *server) attach(ctx context.Context) (session, product string, err error) {
 	s.mu.Lock()
 	ended := s.ended
 	s.mu.Unlock()
 	if ended {
 		return "", "", ErrEnded
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	// All questions go at once: while it starts, the browser takes as long
 	// for each answer as for all of them.
@@ -267,12 +321,15 @@ func (s *server) attach() (session, product string, err error) {
 	var versionErr, pageErr error
 	wg.Go(func() { product, versionErr = s.version(ctx) })
 	wg.Go(func() { pageErr = s.awaitPage(ctx, pageTimeout) })
-	a, err := s.broker.call(ctx, "Target.attachToBrowserTarget", "")
+	a, err := s.broker.call(ctx, methodAttach, "")
+	if err != nil {
+		cancel()
+	}
 	wg.Wait()
 	if err == nil && a.session == "" {
 		err = errors.New("the browser gave no session")
 	}
-	if err = errors.Join(versionErr, pageErr, err); err != nil {
+	if err = errors.Join(err, versionErr, pageErr); err != nil {
 		if a.session != "" {
 			s.broker.detach(a.session)
 		}
@@ -290,30 +347,38 @@ func (s *server) awaitPage(ctx context.Context, timeout time.Duration) error {
 	s.pageAsked = true
 	s.mu.Unlock()
 	if !asked {
-		if _, err := s.broker.call(ctx, "Target.setDiscoverTargets", `{"discover":true}`); err != nil {
-			return err
-		}
+		// It goes on when the first client gives up: others wait for it too.
+		go s.lookForPage(timeout)
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	select {
 	case <-s.broker.page:
+		return nil
 	case <-ctx.Done():
-		s.relay.say(4, "the browser shows no page")
-		// The next client must not wait as long again.
-		s.broker.mu.Lock()
-		s.broker.lookNoFurther()
-		s.broker.mu.Unlock()
+		return ctx.Err()
 	}
-	if !asked {
-		// Nobody waits for this answer, and nothing hangs on it.
-		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), pageTimeout)
-			defer cancel()
-			_, _ = s.broker.call(ctx, "Target.setDiscoverTargets", `{"discover":false}`)
-		}()
+}
+
+func (s *server) lookForPage(timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	defer cancel()
+	_, err := s.broker.call(ctx, "Target.setDiscoverTargets", `{"discover":true}`)
+	if err == nil {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		select {
+		case <-s.broker.page:
+		case <-timer.C:
+			s.relay.say(4, "the browser shows no page")
+		}
 	}
-	return nil
+	// Nobody must wait again.
+	s.broker.mu.Lock()
+	s.broker.lookNoFurther()
+	s.broker.mu.Unlock()
+	// Nobody waits for this answer, and nothing hangs on it.
+	ctx, cancel = context.WithTimeout(context.Background(), pageTimeout)
+	defer cancel()
+	_, _ = s.broker.call(ctx, "Target.setDiscoverTargets", `{"discover":false}`)
 }
 
 func (s *server) version(ctx context.Context) (string, error) {
@@ -342,37 +407,6 @@ func (s *server) end() {
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
-}
-
-// holderStatus answers Holder.status.
-type holderStatus struct {
-	Instance   string  `json:"instance"`
-	Role       string  `json:"role"`
-	Generation uint64  `json:"generation"`
-	BrowserPID int     `json:"browserPid"`
-	Product    string  `json:"product,omitempty"`
-	Clients    int     `json:"clients"`
-	Unanswered int     `json:"unanswered"`
-	Seconds    float64 `json:"seconds"`
-	LinesLost  int     `json:"linesLost"`
-	Stopping   bool    `json:"stopping"`
-}
-
-func (s *server) status() holderStatus {
-	st := holderStatus{
-		Instance:   s.spec.Instance,
-		Role:       s.spec.Role,
-		Generation: s.spec.Generation,
-		BrowserPID: s.hello.BrowserPID,
-		LinesLost:  s.relay.lost(),
-	}
-	s.mu.Lock()
-	st.Product, st.Stopping, st.Seconds = s.product, s.ended, time.Since(s.started).Seconds()
-	s.mu.Unlock()
-	s.broker.mu.Lock()
-	st.Clients, st.Unanswered = len(s.broker.clients), len(s.broker.pending)
-	s.broker.mu.Unlock()
-	return st
 }
 
 // errnoOf returns the errno in err's chain, or 0.

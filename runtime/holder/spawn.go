@@ -41,11 +41,14 @@ const (
 )
 
 // Spawned is a role process, first as a trampoline that waits for its Spec.
-// It is a child of the caller and is reaped in the background.
+// It is a child of the caller and is reaped in the background, but not before
+// Release or Abort: until then its number, which goes into a scope and into the
+// record, can be nobody else's.
 type Spawned struct {
 	process *os.Process
 	pidfd   int
 	status  *os.File
+	reaping sync.Once
 
 	mu   sync.Mutex // guards the field that follows
 	pipe *os.File   // nil once released or aborted
@@ -90,13 +93,17 @@ func Spawn(ctx context.Context, helperPath string) (*Spawned, error) {
 		statusRead.Close()
 		return nil, fmt.Errorf("cannot spawn role helper: %w", err)
 	}
-	go s.reap()
 	return s, nil
 }
 
+// reap starts to wait for the end of the process.
 func (s *Spawned) reap() {
-	s.state, s.err = s.process.Wait()
-	close(s.done)
+	s.reaping.Do(func() {
+		go func() {
+			s.state, s.err = s.process.Wait()
+			close(s.done)
+		}()
+	})
 }
 
 // PID is the process id. It stays the role's id after Release.
@@ -106,11 +113,13 @@ func (s *Spawned) PID() int { return s.process.Pid }
 // gave none. It stays with s: duplicate it to keep it.
 func (s *Spawned) PIDFD() int { return s.pidfd }
 
-// Done is closed when the process has ended and was reaped.
+// Done is closed when the process has ended and was reaped, which is never
+// before Release, Abort, Wait or Close.
 func (s *Spawned) Done() <-chan struct{} { return s.done }
 
 // Wait waits for the end of the process.
 func (s *Spawned) Wait(ctx context.Context) (*os.ProcessState, error) {
+	s.reap()
 	select {
 	case <-s.done:
 		return s.state, s.err
@@ -140,6 +149,7 @@ func (s *Spawned) Release(spec Spec) error {
 	frame = append(frame, data...)
 	file := s.pipe
 	s.pipe = nil
+	s.reap()
 	defer file.Close()
 	if err := file.SetWriteDeadline(time.Now().Add(releaseTimeout)); err != nil {
 		return fmt.Errorf("cannot release role: %w", err)
@@ -160,6 +170,7 @@ func (s *Spawned) Abort() {
 	if file == nil {
 		return
 	}
+	s.reap()
 	file.Close()
 	timer := time.NewTimer(abortTimeout)
 	defer timer.Stop()
@@ -209,6 +220,7 @@ func (s *Spawned) Ready(ctx context.Context) error {
 
 // Close gives back the descriptors of s. The process goes on, and is still reaped.
 func (s *Spawned) Close() {
+	s.reap()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pipe != nil {

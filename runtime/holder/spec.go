@@ -37,8 +37,6 @@ type Spec struct {
 	Labels map[string]string
 	// NoFile is RLIMIT_NOFILE, capped by the hard limit; 0 keeps what is inherited.
 	NoFile uint64
-	// OOMScoreAdj is applied where the kernel permits it; nil keeps what is inherited.
-	OOMScoreAdj *int
 	// Journal is the path of journald's stdout stream socket. The native
 	// socket is expected beside it. Empty, or nobody there: /dev/null.
 	Journal string

@@ -83,8 +83,7 @@ func TestDisplayRoleGetsWhatTheSpecSays(t *testing.T) {
 	}
 	defer hold.Close()
 	s.display("exec 9<"+fifo+idleScript, s.path("run"))
-	adj := 321
-	s.spec.OOMScoreAdj, s.spec.NoFile, s.spec.Dir = &adj, 777, work
+	s.spec.NoFile, s.spec.Dir = 777, work
 	s.spec.Env = []string{"A=1", "B=two words", "EMPTY=", "PATH=/usr/bin:/bin"}
 	l, err := net.Listen("unix", s.path("stdout"))
 	if err != nil {
@@ -98,9 +97,6 @@ func TestDisplayRoleGetsWhatTheSpecSays(t *testing.T) {
 	file := func(name string) string { return read(t, "/proc/"+pid+"/"+name) }
 	if got, want := file("environ"), strings.Join(s.spec.Env, "\x00")+"\x00"; got != want {
 		t.Errorf("environment is %q, want %q", got, want)
-	}
-	if got := file("oom_score_adj"); got != "321\n" {
-		t.Errorf("oom_score_adj is %q", got)
 	}
 	if got := read(t, s.path("run/umask")); got != "0077\n" {
 		t.Errorf("umask is %q", got)
@@ -359,6 +355,51 @@ func TestAbort(t *testing.T) {
 	}
 	if err := sp.Ready(t.Context()); err == nil {
 		t.Error("ready after abort")
+	}
+}
+
+// TestTrampolineKeepsItsNumber: one that dies before its release stays there
+// until it is aborted, so that its number in a scope and in a record is nobody
+// else's.
+func TestTrampolineKeepsItsNumber(t *testing.T) {
+	normal(t)
+	sp := spawn(t)
+	stat := fmt.Sprintf("/proc/%d/stat", sp.PID())
+	if err := unix.PidfdSendSignal(sp.PIDFD(), unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := sp.Ready(t.Context()); err == nil {
+		t.Error("ready after its death")
+	}
+	select {
+	case <-sp.Done():
+		t.Error("its number is free")
+	case <-time.After(50 * time.Millisecond):
+		if text := read(t, stat); !strings.Contains(text, ") Z ") {
+			t.Errorf("it is %s", text)
+		}
+	}
+	sp.Abort()
+	if _, err := os.Stat(stat); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is not reaped: %v", err)
+	}
+}
+
+// TestLockIsTriedForAWhile: whoever looks whether a Profile is in use locks it
+// for a moment, which must not end a start.
+func TestLockIsTriedForAWhile(t *testing.T) {
+	normal(t)
+	s := newStage(t).display("exec cat")
+	look, err := os.OpenFile(s.spec.LockFile, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(look.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(lockPatience/2, func() { look.Close() })
+	if err := s.tryStart(); err != nil {
+		t.Error(err)
 	}
 }
 
