@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 TESTFLAGS ?=
 BENCHFLAGS ?=
 
-.PHONY: build run test check bench faults soak fuzz experiment fresh clean deps web binaries peers
+.PHONY: build run test check bench faults soak fuzz experiment fresh clean root deps web binaries peers
 
 build: web binaries
 
@@ -20,7 +20,7 @@ binaries:
 # The page and noVNC, bundled from npm packages into one folder that the
 # service embeds. Rebuilt only when a source or the lock file changed.
 web: $(WEB)/dist/index.html
-$(WEB)/dist/index.html: $(WEB)/package-lock.json $(wildcard $(WEB)/src/*) $(wildcard $(WEB)/*.mjs) $(wildcard $(WEB)/*.json)
+$(WEB)/dist/index.html: $(WEB)/package-lock.json $(wildcard $(WEB)/src/*) $(wildcard $(WEB)/*.mjs) $(wildcard $(WEB)/*.json) $(wildcard $(WEB)/*.html) $(WEB)/.npmrc
 	cd $(WEB) && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
 	@touch $@
 
@@ -47,8 +47,12 @@ check: web
 	CGO_ENABLED=1 go test -p 1 -race -short -timeout 10m $$(go list ./internal/... ./runtime/... ./tests/conformance/...)
 
 # One package at a time: real browsers on two cores disturb each other's deadlines.
-test: deps build peers
+test: root deps build peers
 	go test -p 1 -timeout 20m $(TESTFLAGS) ./...
+
+# Without it, every test that boots a systemd would be skipped, and all be green.
+root:
+	@test "$$(id -u)" = 0 || { echo "make test boots a private systemd, for which it needs root: sudo make test" >&2; exit 1; }
 
 # The Profile experiment on real browsers: .experiment/latest/experiment-report.json
 experiment: deps build

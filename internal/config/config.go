@@ -78,10 +78,9 @@ type Config struct {
 	// Stealth keeps navigator.webdriver false.
 	Stealth bool
 
-	// Chromium, Xvnc, Xauth and RoleHelper are the programs of a Stack.
+	// Chromium, Xvnc and RoleHelper are the programs of a Stack.
 	Chromium   string
 	Xvnc       string
-	Xauth      string
 	RoleHelper string
 
 	// StartTimeout bounds the start of a Stack, StopTimeout its clean stop, also
@@ -119,7 +118,6 @@ type file struct {
 	Programs struct {
 		Chromium   *string `toml:"chromium"`
 		Xvnc       *string `toml:"xvnc"`
-		Xauth      *string `toml:"xauth"`
 		RoleHelper *string `toml:"role_helper"`
 	} `toml:"programs"`
 	Web struct {
@@ -163,7 +161,6 @@ func Load(path string, env func(string) string) (*Config, error) {
 		Stealth:      or(f.Stealth, true),
 		Chromium:     or(f.Programs.Chromium, "/usr/lib/chromium/chromium"),
 		Xvnc:         or(f.Programs.Xvnc, "/usr/bin/Xvnc"),
-		Xauth:        or(f.Programs.Xauth, "/usr/bin/xauth"),
 		StartTimeout: or(f.StartTimeout, duration{45 * time.Second}).Duration,
 		StopTimeout:  or(f.StopTimeout, duration{leastStop}).Duration,
 		IdleExit:     or(f.IdleExit, duration{10 * time.Minute}).Duration,
@@ -274,7 +271,7 @@ func (c *Config) checkValues() error {
 	}
 	for _, p := range []struct{ key, value string }{
 		{"programs.chromium", c.Chromium}, {"programs.xvnc", c.Xvnc},
-		{"programs.xauth", c.Xauth}, {"programs.role_helper", c.RoleHelper},
+		{"programs.role_helper", c.RoleHelper},
 	} {
 		if !filepath.IsAbs(p.value) {
 			return invalid("Use an absolute path", "%s %q", p.key, p.value)

@@ -41,7 +41,7 @@ func TestDefaults(t *testing.T) {
 	want := Config{
 		Home: "/home/tester/.local/state/abfleet", RuntimeDir: "/run/user/1500/abfleet", TmpRoot: "/home/tester/.local/state/abfleet/tmp",
 		Socket: "/run/user/1500/abfleet/control.sock", UnitPrefix: "abfleet", Manager: "user", Display: "xvnc", ScreenWidth: 1280, ScreenHeight: 800,
-		Stealth: true, Chromium: "/usr/lib/chromium/chromium", Xvnc: "/usr/bin/Xvnc", Xauth: "/usr/bin/xauth",
+		Stealth: true, Chromium: "/usr/lib/chromium/chromium", Xvnc: "/usr/bin/Xvnc",
 		RoleHelper: filepath.Join(filepath.Dir(exe), "abfleet-role"), StartTimeout: 45 * time.Second, StopTimeout: 20 * time.Second,
 		IdleExit: 10 * time.Minute, WebListen: "127.0.0.1:0", Snapshot: "file",
 	}
@@ -87,7 +87,6 @@ height = 1080
 [programs]
 chromium = "/a"
 xvnc = "/b"
-xauth = "/c"
 role_helper = "/d"
 [web]
 listen = "[::1]:7411"
@@ -99,7 +98,7 @@ snapshot = "inline"
 	}
 	want := Config{
 		File: c.File, Home: "/srv/state", RuntimeDir: "/run/x", TmpRoot: "/var/x", Socket: "/run/x.sock", UnitPrefix: "demo", Manager: "system", Display: "xvnc",
-		ScreenWidth: 1920, ScreenHeight: 1080, Chromium: "/a", Xvnc: "/b", Xauth: "/c", RoleHelper: "/d",
+		ScreenWidth: 1920, ScreenHeight: 1080, Chromium: "/a", Xvnc: "/b", RoleHelper: "/d",
 		StartTimeout: time.Minute, StopTimeout: 2 * time.Minute, WebListen: "[::1]:7411", Snapshot: "inline",
 	}
 	if *c != want {

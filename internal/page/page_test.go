@@ -944,7 +944,7 @@ func TestSnapshotDuringNavigation(t *testing.T) {
 			break
 		}
 		if text != "" && !strings.Contains(text, "page") {
-			t.Logf("snapshot between documents: %q", text)
+			t.Errorf("snapshot between documents: %q", text)
 		}
 	}
 	close(stop)

@@ -17,7 +17,7 @@ import (
 
 // copyInterval is the age at which KeepCopy replaces the copy, and
 // copyRetry the pause after a failure.
-const (
+var (
 	copyInterval = 24 * time.Hour
 	copyRetry    = time.Hour
 )

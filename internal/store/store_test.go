@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -609,6 +611,68 @@ func TestNewerSchema(t *testing.T) {
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("the file is gone: %v", err)
 	}
+}
+
+// The copy that a damaged state file is replaced by is never older than a day
+// for long, and one that could not be made is made later.
+func TestKeepCopy(t *testing.T) {
+	s := mustOpen(t, statePath(t))
+	defer s.Close(t.Context())
+	put(t, s, "a", "one")
+	if err := s.Backup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	was := copyRetry
+	copyRetry = time.Millisecond
+	defer func() { copyRetry = was }()
+	yesterday := time.Now().Add(-copyInterval - time.Minute)
+	if err := os.Chtimes(s.CopyPath(), yesterday, yesterday); err != nil {
+		t.Fatal(err)
+	}
+	obstacle := s.CopyPath() + ".new"
+	if err := os.MkdirAll(filepath.Join(obstacle, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	failed, done := make(chan struct{}), make(chan struct{})
+	log := slog.New(onError{slog.DiscardHandler, sync.OnceFunc(func() { close(failed) })})
+	go func() { s.KeepCopy(ctx, log); close(done) }()
+	defer func() { cancel(); <-done }()
+	<-failed
+	if err := os.RemoveAll(obstacle); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(10 * time.Second); ; {
+		info, err := os.Stat(s.CopyPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(info.ModTime()) < time.Hour {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("the copy is of %v", info.ModTime())
+		}
+	}
+}
+
+// onError is a log that tells of errors.
+type onError struct {
+	slog.Handler
+	tell func()
+}
+
+func (h onError) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h onError) Handle(_ context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelError {
+		h.tell()
+	}
+	return nil
 }
 
 // TestBackup protects the last good copy: it is replaced only by a checked

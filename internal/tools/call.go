@@ -50,6 +50,18 @@ func (c *Call) Forget(ctx context.Context) error { return c.session.forget(ctx, 
 // next call asks the fleet, even while the connection to this one is open.
 func (c *Call) Rebound() { c.session.doubted.Store(true) }
 
+// Bound fails with fault.IdentityNotSelected while the session has no Identity.
+// Unlike Client it starts nothing.
+func (c *Call) Bound(ctx context.Context) error {
+	list, err := c.Fleet().Identities(ctx, c.Caller.Session)
+	if err == nil && list.Current == "" {
+		err = fault.New(fault.IdentityNotSelected, "run "+c.tool.Name,
+			"Call agent_browser_identities to see what there is, then agent_browser_use_identity to select one; do not retry before that",
+			"this session has not selected an Identity")
+	}
+	return err
+}
+
 // Client is the caller's view of its Session Browser.
 func (c *Call) Client(ctx context.Context) (*page.Client, error) {
 	if c.client == nil {

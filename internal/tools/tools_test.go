@@ -272,8 +272,12 @@ func TestSessionsAreForgotten(t *testing.T) {
 		t.Errorf("%d sessions are kept, want 3", n)
 	}
 	fleet.Disconnect()
-	for deadline := time.Now().Add(10 * time.Second); host.Sessions() > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	tick, deadline := time.NewTicker(10*time.Millisecond), time.After(10*time.Second)
+	defer tick.Stop()
+	for host.Sessions() > 0 {
+		select {
+		case <-tick.C:
+		case <-deadline:
 			t.Fatalf("%d sessions are kept of browsers that are gone", host.Sessions())
 		}
 	}

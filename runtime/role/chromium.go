@@ -2,10 +2,12 @@ package role
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,7 +29,6 @@ type Chromium struct {
 	Stealth       bool   // keep navigator.webdriver false
 	Restore       bool   // reopen the last session, which also keeps session cookies
 	URL           string // first page of a browser that restores nothing; about:blank when empty
-	WarningPolicy bool   // the managed policy that hides command-line warnings is installed
 }
 
 // disabledFeatures are switched off because each opens a bubble, a prompt or a
@@ -62,7 +63,7 @@ func (c Chromium) Args() []string {
 	}
 	if c.Stealth {
 		args = append(args, "--disable-blink-features=AutomationControlled")
-		if !c.WarningPolicy {
+		if !warningsHidden() {
 			args = append(args, "--test-type")
 		}
 	}
@@ -73,6 +74,25 @@ func (c Chromium) Args() []string {
 		}
 	}
 	return append(args, "--", url)
+}
+
+// policyDir is where Chromium reads the machine's managed policies.
+var policyDir = "/etc/chromium/policies/managed"
+
+// warningsHidden reports whether a managed policy hides the bar that warns of
+// command-line flags.
+func warningsHidden() bool {
+	files, _ := filepath.Glob(filepath.Join(policyDir, "*.json"))
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		var policy struct {
+			Enabled *bool `json:"CommandLineFlagSecurityWarningsEnabled"`
+		}
+		if err == nil && json.Unmarshal(data, &policy) == nil && policy.Enabled != nil && !*policy.Enabled {
+			return true
+		}
+	}
+	return false
 }
 
 // Env returns the whole environment of the role. Both bus addresses are
@@ -101,7 +121,8 @@ var ChromiumNoise = []string{"ERROR:dbus/bus.cc", "ERROR:dbus/object_proxy.cc"}
 
 // CheckUserNamespaces starts helper in a new user namespace. Chromium's
 // sandbox needs one; where the kernel or a sandbox around the service denies
-// it, starting is refused rather than the sandbox given up.
+// it, starting is refused rather than the sandbox given up. No error means that
+// it was seen to work.
 func CheckUserNamespaces(ctx context.Context, helper string) error {
 	cmd := exec.CommandContext(ctx, helper, "--version")
 	cmd.Env = []string{}
@@ -111,12 +132,21 @@ func CheckUserNamespaces(ctx context.Context, helper string) error {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
 	}
 	err := cmd.Run()
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &exit) && exit.Exited():
+		return nil // it ran, whatever it thinks of its argument
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
 		return fault.New(fault.UserNamespacesDenied, "start session browser",
 			"allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns) and remove RestrictNamespaces= from the service; `abfleet doctor` names the knob",
 			"no user namespace for Chromium's sandbox: %w", err)
 	}
-	return nil
+	return fault.New(fault.BrowserStartFailed, "start session browser", "try again; `abfleet doctor` shows what keeps programs from starting",
+		"user namespaces could not be tried: %w", err)
 }
 
 // CheckProgram reports a missing program with the package that brings it.

@@ -32,7 +32,7 @@ var layers = map[string][]string{
 	"internal/tools/playwright": {"internal/fault", "internal/tools", "internal/page", "internal/cdp"},
 	"internal/tools/agent":      {"internal/fault", "internal/tools", "internal/fleet"},
 
-	"internal/server":     {"internal/fault", "internal/config", "internal/tools/...", "internal/fleet", "internal/vnc", "internal/auth", "internal/api", "internal/audit", "internal/doctor", "internal/server/web", "internal/sd", "internal/page"},
+	"internal/server":     {"internal/fault", "internal/config", "internal/tools", "internal/fleet", "internal/vnc", "internal/auth", "internal/api", "internal/audit", "internal/doctor", "internal/server/web", "internal/sd", "internal/page"},
 	"internal/server/web": {"internal/fault"},
 	"internal/cli":        {"internal/fault", "internal/config", "internal/api", "internal/doctor", "internal/auth", "internal/safefs", "units"},
 	"units":               {},

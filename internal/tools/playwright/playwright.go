@@ -502,6 +502,9 @@ func waitFor(ctx context.Context, c *tools.Call) error {
 }
 
 func closeBrowser(ctx context.Context, c *tools.Call) error {
+	if err := c.Bound(ctx); err != nil {
+		return err
+	}
 	if err := c.Forget(ctx); err != nil {
 		return err
 	}

@@ -3,15 +3,19 @@ package playwright
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"image"
 	_ "image/jpeg"
 	_ "image/png"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -122,15 +126,55 @@ func (r *rig) contains(text string, parts ...string) {
 	}
 }
 
+// What is offered is the catalog, as it is: clients and models know it.
+func TestCatalog(t *testing.T) {
+	r := newRig(t, tools.Options{})
+	type offered struct {
+		Name        string         `json:"name"`
+		InputSchema any            `json:"inputSchema"`
+		Annotations map[string]any `json:"annotations"`
+	}
+	var catalog struct{ Tools []offered }
+	if err := json.Unmarshal(catalogJSON, &catalog); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]offered{}
+	for _, o := range catalog.Tools {
+		want[o.Name] = o
+	}
+	var names []string
+	for _, tool := range r.Tools() {
+		names = append(names, tool.Name)
+		if strings.HasPrefix(tool.Name, "agent_") {
+			continue
+		}
+		data, err := json.Marshal(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got offered
+		if err := json.Unmarshal(data, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.Annotations["idempotentHint"] == false {
+			delete(got.Annotations, "idempotentHint") // the SDK spells the default out
+		}
+		if !reflect.DeepEqual(got.InputSchema, want[tool.Name].InputSchema) || !maps.Equal(got.Annotations, want[tool.Name].Annotations) {
+			t.Errorf("%s: %+v\nthe catalog has\n%+v", tool.Name, got, want[tool.Name])
+		}
+	}
+	slices.Sort(names)
+	all := "agent_browser_identities agent_browser_use_identity browser_click browser_close browser_evaluate browser_navigate browser_navigate_back browser_press_key browser_snapshot browser_tabs browser_take_screenshot browser_type browser_wait_for"
+	if got := strings.Join(names, " "); got != all {
+		t.Errorf("offered are %s", got)
+	}
+}
+
 // Before an Identity is chosen every browser_* call says which tool to call.
 func TestBeforeBinding(t *testing.T) {
 	r := newRig(t, tools.Options{})
 	for name := range implemented {
 		a := args{"url": "http://x/", "target": "e1", "text": "x", "key": "a", "function": "1", "action": "list", "time": 0}
-		if name == "browser_close" {
-			r.ok(name, a) // there is nothing to let go of
-			continue
-		}
 		r.contains(r.fail(name, a), "Code: identity_not_selected", "agent_browser_use_identity")
 	}
 	r.want("agent_browser_identities", nil, "### Result\n{\n  \"current_identity_id\": \"\",\n  \"session_browser_running\": false,\n  \"identities\": [\n    {\n      \"id\": \"id-1\",\n      \"name\": \"Shop\",\n      \"template_state\": \"READY\"\n    }\n  ]\n}")
