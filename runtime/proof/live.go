@@ -133,13 +133,7 @@ func (l *Live) Browser() (Member, error) {
 	return *l.g.Browser, nil
 }
 
-// Verify repeats every check of the leader. The error is a *Refusal.
-func (l *Live) Verify(ctx context.Context) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.verify(ctx)
-}
-
+// verify repeats every check of the leader. The caller holds mu.
 func (l *Live) verify(ctx context.Context) error {
 	if l.leader < 0 {
 		return refuse(Closed, "%s", l.g)

@@ -59,10 +59,6 @@ func (d Display) Env() []string {
 	return []string{"HOME=" + d.Home, "PATH=/usr/bin:/bin", "LANG=C.UTF-8"}
 }
 
-// XLock and XSocket are the files that an X server of this number makes.
-func (d Display) XLock() string   { return XLock(d.Number) }
-func (d Display) XSocket() string { return XSocket(d.Number) }
-
 // XLock returns the path of the lock file of display n.
 func XLock(n int) string { return fmt.Sprintf("/tmp/.X%d-lock", n) }
 

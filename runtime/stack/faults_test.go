@@ -420,7 +420,7 @@ func TestRefusals(t *testing.T) {
 		_, err := w.Start(t.Context(), fleet.StartRequest{Instance: "ffffffffff", Generation: uint64(time.Now().UnixNano()), Profile: dir,
 			Record: func(_ context.Context, ev fleet.Evidence) error {
 				e, err := decode(ev)
-				if err != nil || e.Ready {
+				if err != nil || e.Chromium != nil && e.Chromium.Browser != nil {
 					return err
 				}
 				if g := map[string]*proof.Generation{role.NameDisplay: e.Display, role.NameChromium: e.Chromium}[frozen]; g != nil {

@@ -54,7 +54,6 @@ type evidence struct {
 	Profile    string            `json:"profile"`
 	Display    *proof.Generation `json:"display,omitempty"`
 	Chromium   *proof.Generation `json:"chromium,omitempty"`
-	Ready      bool              `json:"ready"`
 }
 
 func (e evidence) encode() fleet.Evidence {

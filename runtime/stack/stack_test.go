@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -192,5 +193,20 @@ func TestConfiguredBrowserHoldsItsProfile(t *testing.T) {
 	}
 	if _, _, ok := proof.ReadSingleton(dir); !ok {
 		t.Error("the live lock was removed")
+	}
+}
+
+// TestNamespacesAreNotAssumed protects the check of user namespaces, which is
+// made once only: a start that was cancelled meanwhile has seen nothing.
+func TestNamespacesAreNotAssumed(t *testing.T) {
+	r := &Runtime{cfg: &config.Config{Chromium: "/bin/true", Xvnc: "/bin/true", RoleHelper: "/bin/true"}, verifier: &proof.Verifier{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := &starting{Runtime: r, req: fleet.StartRequest{Profile: filepath.Join(t.TempDir(), "profile")}}
+	if err := s.admit(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("admitted with %v", err)
+	}
+	if r.namespaces.Load() {
+		t.Error("user namespaces count as seen to work")
 	}
 }

@@ -357,7 +357,7 @@ func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	if err := proof.WritePidfile(s.files.pidfile(role.NameChromium), gen); err != nil {
 		return err
 	}
-	s.ev.Chromium, s.ev.Ready = &gen, true
+	s.ev.Chromium = &gen
 	return s.record(ctx)
 }
 

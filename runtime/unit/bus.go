@@ -68,7 +68,6 @@ type Manager struct {
 	closed  bool
 	current *link
 	jobs    map[*jobWait]struct{}
-	watches map[*watch]struct{}
 	refused map[string]bool // properties that this systemd does not know
 }
 
@@ -84,7 +83,6 @@ func Dial(ctx context.Context, opts Options) (*Manager, error) {
 		done:    make(chan struct{}),
 		dialing: make(chan struct{}, 1),
 		jobs:    make(map[*jobWait]struct{}),
-		watches: make(map[*watch]struct{}),
 		refused: make(map[string]bool),
 	}
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
@@ -255,7 +253,6 @@ func (m *Manager) dial(ctx context.Context) (*link, error) {
 	for _, rule := range []string{
 		matchRule(driverName, "/org/freedesktop/DBus", driverName, "NameOwnerChanged") + ",arg0='" + busName + "'",
 		matchRule(busName, managerPath, managerIface, "JobRemoved"),
-		matchRule(busName, managerPath, managerIface, "UnitRemoved"),
 	} {
 		if err := l.addMatch(ctx, rule); err != nil {
 			return nil, fmt.Errorf("add match: %w", err)
@@ -313,10 +310,6 @@ func matchRule(sender string, path dbus.ObjectPath, iface, member string) string
 
 func (l *link) addMatch(ctx context.Context, rule string) error {
 	return l.call(ctx, driverName, "/org/freedesktop/DBus", driverName+".AddMatch", []any{rule})
-}
-
-func (l *link) removeMatch(ctx context.Context, rule string) error {
-	return l.call(ctx, driverName, "/org/freedesktop/DBus", driverName+".RemoveMatch", []any{rule})
 }
 
 // subscribe asks the manager to send signals at all: it sends none while no
@@ -401,19 +394,6 @@ func (l *link) DeliverSignal(iface, member string, s *dbus.Signal) {
 		if dbus.Store(s.Body, &id, &job, &unit, &result) == nil {
 			m.jobRemoved(job, unit, result)
 		}
-	case managerIface + ".UnitRemoved":
-		var unit string
-		var path dbus.ObjectPath
-		if dbus.Store(s.Body, &unit, &path) == nil {
-			m.unitRemoved(unit)
-		}
-	case propsIface + ".PropertiesChanged":
-		var of string
-		var changed map[string]dbus.Variant
-		var invalidated []string
-		if dbus.Store(s.Body, &of, &changed, &invalidated) == nil {
-			m.propertiesChanged(s.Path, changed)
-		}
 	}
 }
 
@@ -445,9 +425,6 @@ func (m *Manager) doubt() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for w := range m.jobs {
-		w.note(func() { w.doubt = true })
-	}
-	for w := range m.watches {
 		w.note(func() { w.doubt = true })
 	}
 }

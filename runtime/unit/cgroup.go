@@ -211,28 +211,6 @@ func (c Cgroup) Populated() (bool, error) {
 	return parseEvents(data)
 }
 
-// OOMKills returns how many processes of the cgroup the kernel has killed for
-// want of memory, 0 where the memory controller is not there.
-func (c Cgroup) OOMKills() (uint64, error) {
-	dir, err := c.dir()
-	if err != nil {
-		return 0, err
-	}
-	data, err := readCapped(filepath.Join(dir, "memory.events"))
-	if err != nil {
-		if isGone(err) {
-			return 0, nil
-		}
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			return strconv.ParseUint(strings.TrimSpace(n), 10, 64)
-		}
-	}
-	return 0, nil
-}
-
 func parseEvents(data []byte) (bool, error) {
 	for line := range strings.Lines(string(data)) {
 		switch strings.TrimSuffix(line, "\n") {

@@ -25,8 +25,6 @@ var (
 	// ErrNotMember says that the process is not listed in the cgroup it was
 	// to be put into: it is a zombie, or somebody moved it.
 	ErrNotMember = errors.New("process is not in the unit's cgroup")
-	// ErrNoUnit says that a process belongs to no unit of this manager.
-	ErrNoUnit = errors.New("process belongs to no unit of this manager")
 	// ErrClosed says that the Manager was closed.
 	ErrClosed = errors.New("connection to systemd is closed")
 )
@@ -46,7 +44,6 @@ func (e *JobError) Error() string {
 const (
 	nameNoSuchUnit        = "org.freedesktop.systemd1.NoSuchUnit"
 	nameUnitExists        = "org.freedesktop.systemd1.UnitExists"
-	nameNoUnitForPID      = "org.freedesktop.systemd1.NoUnitForPID"
 	nameAlreadySubscribed = "org.freedesktop.systemd1.AlreadySubscribed"
 	nameNoProcess         = "org.freedesktop.DBus.Error.UnixProcessIdUnknown"
 	nameErrnoNoProcess    = "System.Error.ESRCH"
@@ -96,8 +93,6 @@ func translate(err error) error {
 		return fmt.Errorf("%w (%w)", ErrNotLoaded, err)
 	case nameUnitExists:
 		return fmt.Errorf("%w (%w)", ErrExists, err)
-	case nameNoUnitForPID:
-		return fmt.Errorf("%w (%w)", ErrNoUnit, err)
 	case nameNoProcess, nameErrnoNoProcess:
 		return fmt.Errorf("%w (%w)", ErrNoProcess, err)
 	}

@@ -69,7 +69,7 @@ func TestInRig(t *testing.T) {
 		least          int
 	}{
 		{"user", "^TestRig", r.User, 15},
-		{"system", "^TestRig(ScopeIs|StopSlice|TakenName|WatchReports)", r.Root, 4},
+		{"system", "^TestRig(ScopeIs|StopSlice|TakenName|ScopeGoes)", r.Root, 4},
 	} {
 		t.Run(run.manager, func(t *testing.T) {
 			cmd := run.command(ctx, program, "-test.run="+run.tests, "-test.v", "-test.timeout=4m")
