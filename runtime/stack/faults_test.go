@@ -214,6 +214,31 @@ func TestUnaskedManager(t *testing.T) {
 	}
 }
 
+// TestUnreadableCgroupKeepsTheDisplay protects a browser from losing its X
+// server while nobody can tell whether the browser is gone.
+func TestUnreadableCgroupKeepsTheDisplay(t *testing.T) {
+	w := newWorld(t)
+	ev := w.start("nnnnnnnnnn", w.cfg.TemplateDir("identity-1"))
+	e, err := decode(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := *e.Chromium
+	lost.Cgroup = ""
+	e.Chromium = &lost
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := w.Stop(ctx, e.encode(), "test"); !fault.Is(err, fault.BrowserStopUnproven) || errors.Is(err, fleet.ErrUndecided) {
+		t.Errorf("a stop that cannot see the browser's cgroup: %v", err)
+	}
+	if err := w.prove(t.Context(), e.Display); err != nil {
+		t.Errorf("its display: %v", err)
+	}
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestDisplayNumberIsNoIdentity protects a stop from another Stack of ours that
 // took the display number after it came free.
 func TestDisplayNumberIsNoIdentity(t *testing.T) {

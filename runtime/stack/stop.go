@@ -130,7 +130,7 @@ func (r *Runtime) awaitBrowser(ctx context.Context, e evidence, asked error) err
 		// Where systemd cannot be asked nothing was asked to end either.
 		return left
 	}
-	if err := r.verifier.Wake(ctx, g); err != nil && !proof.Ended(err) {
+	if err := r.verifier.Wake(ctx, g); err != nil && r.verifier.AwaitEnd(now, g) != nil {
 		r.log.Warn("cannot wake browser before its end", "error", err)
 	}
 	wait := holderCloseWait
