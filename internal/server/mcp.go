@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"strconv"
 	"time"
 	"unicode"
@@ -222,15 +223,15 @@ func markMembers(body []byte) []byte {
 		return body
 	}
 	for i, member := range members {
-		params := map[string]json.RawMessage{}
-		if raw, ok := member["params"]; ok && json.Unmarshal(raw, &params) != nil {
-			continue
-		}
-		meta := map[string]json.RawMessage{}
-		if raw, ok := params["_meta"]; ok && json.Unmarshal(raw, &meta) != nil {
-			continue
-		}
 		if _, isRequest := member["method"]; !isRequest {
+			continue
+		}
+		params, ok := object(member["params"])
+		if !ok {
+			continue
+		}
+		meta, ok := object(params["_meta"])
+		if !ok {
 			continue
 		}
 		meta[batchKey], _ = json.Marshal(strconv.Itoa(i))
@@ -244,6 +245,18 @@ func markMembers(body []byte) []byte {
 	return marked
 }
 
+// object decodes a JSON object; nothing at all and null are empty ones.
+func object(raw json.RawMessage) (map[string]json.RawMessage, bool) {
+	var members map[string]json.RawMessage
+	if len(raw) > 0 && json.Unmarshal(raw, &members) != nil {
+		return nil, false
+	}
+	if members == nil {
+		members = make(map[string]json.RawMessage)
+	}
+	return members, true
+}
+
 // middleware gives a tool call the context of its registry entry, and answers
 // it when it is ended before it is done.
 func (e *endpoint) middleware(next mcp.MethodHandler) mcp.MethodHandler {
@@ -252,7 +265,12 @@ func (e *endpoint) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 		if len(entries) == 0 {
 			return next(ctx, method, req)
 		}
-		entry := entries[memberOf(req)]
+		// Only members of a batch are marked. Other requests may well have no
+		// params at all, which the SDK passes on as a nil of their type.
+		entry := entries[""]
+		if entry == nil {
+			entry = entries[memberOf(req)]
+		}
 		if entry == nil {
 			return next(ctx, method, req)
 		}
@@ -271,7 +289,7 @@ func (e *endpoint) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 // memberOf returns the batch mark of a request, "" for none, and removes it.
 func memberOf(req mcp.Request) string {
 	params := req.GetParams()
-	if params == nil {
+	if v := reflect.ValueOf(params); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return ""
 	}
 	meta := params.GetMeta()

@@ -254,6 +254,31 @@ func TestCancelOfOneBatchMember(t *testing.T) {
 	}
 }
 
+// Params are optional in JSON-RPC, and the official clients leave them out where
+// they have none. One panic here would end the service for everybody.
+func TestRequestsWithoutParams(t *testing.T) {
+	r := newRig(t, nil)
+	for _, member := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":null}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":null}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping"}`,
+	} {
+		for _, body := range []string{member, "[" + member + "]"} {
+			answer, err := r.post(t.Context(), "2025-03-26", "", body)
+			if err != nil {
+				t.Errorf("%s: %v", body, err)
+				continue
+			}
+			text, err := io.ReadAll(answer.Body)
+			answer.Body.Close()
+			if err != nil || !strings.Contains(string(text), `"result":`) {
+				t.Errorf("%s: %v %s", body, err, text)
+			}
+		}
+	}
+}
+
 func TestSessionComesFromTheHeader(t *testing.T) {
 	r := newRig(t, nil)
 	progress := make(chan string, 1)
