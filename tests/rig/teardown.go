@@ -62,14 +62,17 @@ func (r *Rig) end() error {
 func (r *Rig) verifyGone() []error {
 	var errs []error
 	deadline := time.Now().Add(teardownTimeout)
-	for _, pid := range r.processesIn() {
-		// A helper whose command was killed a moment ago is about to end.
-		if err := awaitExit(pid, deadline); err != nil {
-			errs = append(errs, fmt.Errorf("left: %s: %w", describeProcess(pid), err))
+	// A helper whose command was killed a moment ago is about to end, and so are
+	// the last processes of a namespace that has lost its first.
+	for left := r.processesIn(); len(left) > 0; left = r.processesIn() {
+		for _, pid := range left {
+			if err := awaitExit(pid, deadline); err != nil {
+				errs = append(errs, fmt.Errorf("left: %s: %w", describeProcess(pid), err))
+			}
 		}
-	}
-	for _, pid := range r.processesIn() {
-		errs = append(errs, fmt.Errorf("left: %s", describeProcess(pid)))
+		if len(errs) > 0 {
+			break
+		}
 	}
 	if _, err := os.Stat(r.cgroup); err == nil {
 		errs = append(errs, fmt.Errorf("left: cgroup %s", r.cgroup))
