@@ -66,7 +66,11 @@ func (r *Rig) verifyGone() []error {
 	// the last processes of a namespace that has lost its first.
 	for left := r.processesIn(); len(left) > 0; left = r.processesIn() {
 		for _, pid := range left {
-			if err := awaitExit(pid, deadline); err != nil {
+			err := awaitExit(pid, deadline)
+			if err == nil && time.Now().After(deadline) {
+				err = os.ErrDeadlineExceeded // ended, and not reaped
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("left: %s: %w", describeProcess(pid), err))
 			}
 		}
