@@ -2,7 +2,6 @@ package proof
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -21,9 +19,6 @@ import (
 
 	"abfleet/tests/rig"
 )
-
-// inRig marks the run of this test binary inside the rig, as the normal user.
-const inRig = "ABF_IN_RIG"
 
 // helperArgs makes the test binary a stand-in for another program: a JSON list
 // with a mode and its arguments.
@@ -153,37 +148,7 @@ func becomeRole(spec roleSpec, stdin io.Reader) error {
 // TestInRig runs the tests named TestRig* of this very binary against a real
 // systemd, as the normal user of a rig.
 func TestInRig(t *testing.T) {
-	if os.Getenv(inRig) != "" {
-		t.Skip("this is the run inside the rig")
-	}
-	rig.Require(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const inside = "/opt/abfleet/test"
-	r := rig.BootTest(t, rig.Options{Name: "proof-rig", Binds: map[string]string{filepath.Dir(self): inside}})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := r.User(ctx, filepath.Join(inside, filepath.Base(self)), "-test.run=^TestRig", "-test.v", "-test.timeout=4m")
-	cmd.Env = append(cmd.Env, inRig+"=1")
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		journal, _ := r.Journal(context.WithoutCancel(ctx), "-b", "--no-pager", "-n", "30")
-		t.Fatalf("inside the rig: %v\n%s", err, journal)
-	}
-	if n := strings.Count(string(out), "--- PASS: TestRig"); n < 10 {
-		t.Errorf("only %d tests ran inside the rig", n)
-	}
-}
-
-// needRig skips a test outside the rig, where TestInRig runs it.
-func needRig(t *testing.T) {
-	t.Helper()
-	if os.Getenv(inRig) == "" {
-		t.Skip("runs inside the rig, started by TestInRig")
-	}
+	rig.TestInside(t, rig.Options{Name: "proof-rig"}, rig.InsideRun{How: "user", Tests: "^TestRig", Least: 10})
 }
 
 // program makes a copy of the test binary under another name, because programs

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"abfleet/runtime/unit"
+	"abfleet/tests/rig"
 )
 
 const (
@@ -50,7 +51,7 @@ var instances atomic.Int64
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	needRig(t)
+	rig.NeedInside(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
 	units, err := unit.Dial(ctx, unit.Options{})

@@ -320,7 +320,8 @@ func TestStaleSingletonLock(t *testing.T) {
 // lock file and no abstract socket is left alone.
 func TestTwentyDisplays(t *testing.T) {
 	w := newWorld(t)
-	foreign := exec.Command("Xvnc", ":"+strconv.Itoa(role.FirstDisplay+3), "-rfbport", "-1", "-rfbunixpath", filepath.Join(t.TempDir(), "rfb"), "-SecurityTypes", "None", "-nolisten", "local", "-nolisten", "tcp")
+	rfb := filepath.Join(t.TempDir(), "rfb")
+	foreign := exec.Command("Xvnc", ":"+strconv.Itoa(role.FirstDisplay+3), "-rfbport", "-1", "-rfbunixpath", rfb, "-SecurityTypes", "None", "-nolisten", "local", "-nolisten", "tcp")
 	if err := foreign.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -386,49 +387,65 @@ func TestTwentyDisplays(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(lock)) != strconv.Itoa(foreign.Process.Pid) {
 		t.Errorf("the foreign server's lock: %q %v", lock, err)
 	}
+	if err := role.RFBReady(ctx, rfb); err != nil {
+		t.Errorf("the foreign server serves nobody any more: %v", err)
+	}
 }
 
 // TestServiceDiesBeforeRelease protects against orphans: the service is killed
-// when its role sits in its scope, recorded and not yet released.
+// when a role sits in its scope, recorded and not yet released.
 func TestServiceDiesBeforeRelease(t *testing.T) {
 	w := newWorld(t)
+	if err := w.CreateProfile(t.Context(), w.cfg.TemplateDir("identity-1")); err != nil {
+		t.Fatal(err)
+	}
 	if os.Getenv("ABF_DIE") != "" {
 		w.Start(t.Context(), fleet.StartRequest{Instance: "eeeeeeeeee", Generation: 1, Profile: w.cfg.TemplateDir("identity-1"),
 			Record: func(_ context.Context, ev fleet.Evidence) error {
+				if e, err := decode(ev); err != nil || e.Chromium == nil && os.Getenv("ABF_DIE_AT") == role.NameChromium {
+					return err
+				}
 				os.WriteFile(os.Getenv("ABF_DIE"), ev, 0o600)
 				syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				select {}
 			}})
 		return
 	}
-	if err := w.CreateProfile(t.Context(), w.cfg.TemplateDir("identity-1")); err != nil {
-		t.Fatal(err)
-	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "evidence")
-	cmd := exec.Command(exe, "-test.run=^TestServiceDiesBeforeRelease$")
-	cmd.Env = append(os.Environ(), "ABF_DIE="+file)
-	if out, err := cmd.CombinedOutput(); err == nil {
-		t.Fatalf("the service survived: %s", out)
-	}
-	ev, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := decode(ev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	if err := (unit.Cgroup{Path: e.Display.Cgroup}).WaitEmpty(ctx); err != nil {
-		t.Fatalf("the trampoline outlives its service: %v", err)
-	}
-	if _, err := w.Stop(ctx, ev, "reconcile"); err != nil {
-		t.Errorf("what is recorded of it cannot be cleaned: %v", err)
+	for _, at := range []string{role.NameDisplay, role.NameChromium} {
+		file := filepath.Join(t.TempDir(), "evidence")
+		cmd := exec.Command(exe, "-test.run=^TestServiceDiesBeforeRelease$")
+		cmd.Env = append(os.Environ(), "ABF_DIE="+file, "ABF_DIE_AT="+at)
+		if out, err := cmd.CombinedOutput(); err == nil {
+			t.Fatalf("at %s, the service survived: %s", at, out)
+		}
+		ev, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := decode(ev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := e.Display
+		if at == role.NameChromium {
+			g = e.Chromium
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(ctx); err != nil {
+			t.Fatalf("the trampoline of %s outlives its service: %v", at, err)
+		}
+		if _, err := w.Stop(ctx, ev, "reconcile"); err != nil {
+			t.Errorf("at %s, what is recorded of it cannot be cleaned: %v", at, err)
+		}
+		out, err := exec.Command("systemctl", "--user", "list-units", "--all", "--no-legend", "--plain", w.cfg.UnitPrefix+"-eeeeeeeeee*").Output()
+		if err != nil || len(bytes.TrimSpace(out)) != 0 {
+			t.Errorf("at %s, units stay: %s %v", at, out, err)
+		}
 	}
 }
 

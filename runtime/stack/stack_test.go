@@ -21,21 +21,13 @@ import (
 	"abfleet/tests/rig"
 )
 
-// inRig marks the copy of this test binary that runs inside the rig, as the
-// normal user.
-const inRig = "ABF_IN_RIG"
-
 // TestInRig runs every other test of the package inside a private systemd.
 func TestInRig(t *testing.T) {
-	if os.Getenv(inRig) != "" {
-		t.Skip("already inside")
-	}
-	if testing.Short() {
+	switch {
+	case rig.Inside() != "":
+		t.Skip("this is the run inside the rig")
+	case testing.Short():
 		t.Skip("boots a rig and real browsers; run without -short")
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
 	}
 	bin := t.TempDir()
 	build := exec.Command("go", "build", "-o", bin, "abfleet/cmd/abfleet-role")
@@ -43,22 +35,11 @@ func TestInRig(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	r := rig.BootTest(t, rig.Options{Name: "stack", Binds: map[string]string{exe: "/opt/abfleet/stack.test", bin: rig.BinDir}})
-	cmd := r.User(t.Context(), "/opt/abfleet/stack.test", "-test.v", "-test.run="+os.Getenv("ABF_RUN"))
-	cmd.Env = append(cmd.Env, inRig+"=1")
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		journal, _ := r.Journal(t.Context(), "-n", "60", "--no-pager", "-o", "cat")
-		t.Fatalf("inside the rig: %v\n%s", err, journal)
+	run := rig.InsideRun{How: "user", Tests: os.Getenv("ABF_RUN"), Least: 1}
+	if run.Tests == "" {
+		run.Least = 15
 	}
-}
-
-func inside(t *testing.T) {
-	t.Helper()
-	if os.Getenv(inRig) == "" {
-		t.Skip("runs inside the rig, through TestInRig")
-	}
+	rig.TestInside(t, rig.Options{Name: "stack", Binds: map[string]string{bin: rig.BinDir}}, run)
 }
 
 type world struct {
@@ -69,7 +50,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	inside(t)
+	rig.NeedInside(t)
 	home, err := os.MkdirTemp(os.Getenv("HOME"), "s")
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +128,7 @@ func TestStartStop(t *testing.T) {
 // TestContract protects the use cases, whose own tests run on a fake: both the
 // fake and real Stacks keep the same promises.
 func TestContract(t *testing.T) {
-	inside(t)
+	rig.NeedInside(t)
 	fleettest.Contract(t, func(t *testing.T) (fleet.Runtime, string) {
 		w := newWorld(t)
 		return w.Runtime, w.cfg.Home

@@ -2,24 +2,16 @@ package unit
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"abfleet/tests/rig"
 )
-
-// inRig marks the run of this test binary inside the rig. Its value says which
-// manager the tests are for: "user" or "system".
-const inRig = "ABF_IN_RIG"
 
 // helperMode makes the test binary a stand-in for a role: it does what its
 // value says until its standard input ends, so it cannot outlive the test.
@@ -50,57 +42,17 @@ func helper(mode string) int {
 // systemd: all against the manager of the rig's normal user, and those that say
 // what a manager is for once more against its PID 1, as root.
 func TestInRig(t *testing.T) {
-	if os.Getenv(inRig) != "" {
-		t.Skip("this is the run inside the rig")
-	}
-	rig.Require(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const inside = "/opt/abfleet/test"
-	r := rig.BootTest(t, rig.Options{Name: "unit", Binds: map[string]string{filepath.Dir(self): inside}})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	program := filepath.Join(inside, filepath.Base(self))
-	for _, run := range []struct {
-		manager, tests string
-		command        func(context.Context, string, ...string) *exec.Cmd
-		least          int
-	}{
-		{"user", "^TestRig", r.User, 15},
-		{"system", "^TestRig(ScopeIs|StopSlice|TakenName|ScopeGoes)", r.Root, 4},
-	} {
-		t.Run(run.manager, func(t *testing.T) {
-			cmd := run.command(ctx, program, "-test.run="+run.tests, "-test.v", "-test.timeout=4m")
-			cmd.Env = append(cmd.Env, inRig+"="+run.manager)
-			out, err := cmd.CombinedOutput()
-			t.Logf("%s", out)
-			if err != nil {
-				journal, _ := r.Journal(context.WithoutCancel(ctx), "-b", "--no-pager", "-n", "30")
-				t.Fatalf("inside the rig: %v\n%s", err, journal)
-			}
-			if n := strings.Count(string(out), "--- PASS: TestRig"); n < run.least {
-				t.Errorf("only %d tests ran inside the rig", n)
-			}
-		})
-	}
+	rig.TestInside(t, rig.Options{Name: "unit"},
+		rig.InsideRun{How: "user", Tests: "^TestRig", Least: 15},
+		rig.InsideRun{How: "system", Tests: "^TestRig(ScopeIs|StopSlice|TakenName|ScopeGoes)", AsRoot: true, Least: 4})
 }
 
-// needRig skips a test outside the rig, where TestInRig runs it.
-func needRig(t *testing.T) {
-	t.Helper()
-	if os.Getenv(inRig) == "" {
-		t.Skip("runs inside the rig, started by TestInRig")
-	}
-}
-
-func systemRun() bool { return os.Getenv(inRig) == "system" }
+func systemRun() bool { return rig.Inside() == "system" }
 
 // dial returns a Manager for the manager that the run is for.
 func dial(t *testing.T) *Manager {
 	t.Helper()
-	needRig(t)
+	rig.NeedInside(t)
 	m, err := Dial(t.Context(), Options{System: systemRun()})
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
+
+	"abfleet/tests/rig"
 )
 
 var serial atomic.Int64
@@ -482,7 +484,7 @@ func (x *cutter) onNext(substring string, then func()) {
 // The answer to StartTransientUnit is lost: the scope is found and verified, and
 // not made twice.
 func TestRigLostAnswerToStart(t *testing.T) {
-	needRig(t)
+	rig.NeedInside(t)
 	x := newCutter(t)
 	m, err := Dial(t.Context(), Options{Address: x.address})
 	if err != nil {
@@ -511,7 +513,7 @@ func TestRigLostAnswerToStart(t *testing.T) {
 // The connection breaks while a stop waits: no signal can come any more, the
 // unit is asked instead. The process ignores TERM, so the job takes a second.
 func TestRigConnectionCutWhileStopping(t *testing.T) {
-	needRig(t)
+	rig.NeedInside(t)
 	saved := jobRecheck
 	jobRecheck = time.Hour
 	t.Cleanup(func() { jobRecheck = saved })
