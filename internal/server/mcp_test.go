@@ -298,6 +298,25 @@ func TestSessionComesFromTheHeader(t *testing.T) {
 		t.Errorf("progress %q", got)
 	}
 
+	// A session of the protocol means nothing: a client that brings one along
+	// from before a restart is served, and none is given.
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, api.Base+api.MCPPath, strings.NewReader(callBody("", "1", "quick")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header = http.Header{
+		api.HeaderSession: {"s"}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}, "Mcp-Session-Id": {"of the last run"},
+	}
+	response, err := api.HTTPClient(r.socket).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if !strings.Contains(string(body), "s//agent") || response.Header.Get("Mcp-Session-Id") != "" {
+		t.Errorf("with a foreign Mcp-Session-Id: %s %v %s", response.Status, response.Header, body)
+	}
+
 	for name, set := range map[string]http.Header{
 		"none":    {},
 		"empty":   {api.HeaderSession: {""}},

@@ -2,7 +2,6 @@ package stack
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"abfleet/internal/cdp"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/holder"
-	"abfleet/runtime/proof"
 	"abfleet/runtime/role"
 	"abfleet/runtime/unit"
 )
@@ -42,7 +40,7 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 		return fleet.Observation{State: fleet.Stopped, Exit: exit}, nil
 	case ctx.Err() != nil:
 		return fleet.Observation{}, fmt.Errorf("%w: %w", context.Cause(ctx), notControllable)
-	case undecided(notVacant):
+	case unasked(notVacant):
 		return fleet.Observation{}, fmt.Errorf("%w: %w", fleet.ErrUndecided, notVacant)
 	}
 	state := fleet.Unverified
@@ -52,12 +50,6 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 		}
 	}
 	return fleet.Observation{State: state, Reason: notControllable.Error(), Exit: exit}, nil
-}
-
-// undecided reports whether an error of a proof says that systemd could not be
-// asked, and so nothing about the Stack.
-func undecided(err error) bool {
-	return proof.ReasonOf(err) == proof.UnitUnknown || errors.Is(err, unit.ErrClosed)
 }
 
 func (r *Runtime) controllable(ctx context.Context, e evidence) error {
