@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"abfleet/internal/fault"
@@ -54,50 +58,138 @@ func TestServiceRestarts(t *testing.T) {
 	p.open(w.must("view", "--session", "alpha").View.URL)
 	p.live()
 
-	servicePID := func() string { return w.sh("systemctl --user show -P MainPID abfleetd.service") }
-	for name, event := range map[string]string{
-		"restart":       "systemctl --user restart abfleetd.service",
-		"SIGKILL":       "pid=$(systemctl --user show -P MainPID abfleetd.service); kill -KILL $pid; while kill -0 $pid 2>/dev/null; do :; done",
-		"restart again": "for i in 1 2; do systemctl --user restart --no-block abfleetd.service; done; systemctl --user restart abfleetd.service",
-		"daemon-reload": "systemctl --user daemon-reload",
-		"daemon-reexec": "systemctl --user daemon-reexec",
+	b := w.bridge("alpha")
+	for i, event := range []struct {
+		name, script string
+		replaces     bool // the service
+		moves        bool // the page
+	}{
+		{name: "restart", script: "systemctl --user restart abfleetd.service", replaces: true},
+		{name: "SIGKILL", script: "pid=$(systemctl --user show -P MainPID abfleetd.service); kill -KILL $pid; while kill -0 $pid 2>/dev/null; do :; done", replaces: true},
+		{name: "restart again", script: "for i in 1 2; do systemctl --user restart --no-block abfleetd.service; done; systemctl --user restart abfleetd.service", replaces: true},
+		{name: "daemon-reload", script: "systemctl --user daemon-reload"},
+		{name: "daemon-reexec", script: "systemctl --user daemon-reexec"},
+		{name: "upgrade", script: "cp -r " + rig.BinDir + " ~/next; abfleet setup --bin-dir ~/next --now", replaces: true},
+		{name: "setup with another port", script: "abfleet setup --bin-dir ~/next --port 19999 --now", replaces: true, moves: true},
 	} {
-		before := servicePID()
-		w.sh(event)
+		before := w.servicePID()
+		w.sh(event.script)
 		a.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
+		b.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
 		if after := w.browserPIDs(); !slices.Equal(pids, after) {
-			t.Fatalf("after %s the browser is %v, was %v", name, after, pids)
+			t.Fatalf("after %s the browser is %v, was %v", event.name, after, pids)
 		}
-		if name == "restart" || name == "SIGKILL" {
-			if servicePID() == before {
-				t.Errorf("%s left the service as it was", name)
+		if after := w.servicePID(); (after != before) != event.replaces {
+			t.Errorf("%s: the service was process %s and is %s", event.name, before, after)
+		}
+		if event.moves {
+			view := w.must("view", "--session", "alpha").View.URL
+			if !strings.Contains(view, ":19999/") {
+				t.Errorf("after %s the page is at %s", event.name, view)
 			}
+			p.open(view)
 		}
-		p.live()
+		// The viewer is live again when it shows what happens from now on.
+		color := fmt.Sprintf("#40%02xc0", 30*i)
+		a.paint(color)
+		p.sees(color)
+	}
+	if exe := w.sh("readlink /proc/" + w.servicePID() + "/exe"); exe != w.UserHome()+"/next/abfleetd" {
+		t.Errorf("after the upgrade %s runs", exe)
 	}
 
-	// A call in flight says whether it may have taken effect.
-	for tool, args := range map[string]map[string]any{
-		"browser_evaluate": {"function": "() => new Promise(r => setTimeout(r, 30000))"},
-		"browser_wait_for": {"time": 25},
-	} {
-		done, sent := make(chan error, 1), a.sent()
+	// A call in flight says whether it may have taken effect. Of a service that
+	// is killed only the bridge can say so.
+	relayed, passed := w.relay("alpha")
+	inFlight := func(c *client, tool string, begun <-chan struct{}, end string) {
+		t.Helper()
+		args, want := map[string]any{"time": 25}, "no effect"
+		if tool == "browser_evaluate" {
+			args, want = map[string]any{"function": `() => { fetch("/slow?ms=1"); return new Promise(() => {}) }`}, string(fault.EffectUnknown)
+		}
+		done := make(chan error, 1)
 		go func() {
-			_, err := a.call(tool, args)
+			_, err := c.call(tool, args)
 			done <- err
 		}()
-		<-sent
-		w.sh("systemctl --user restart abfleetd.service")
-		err := <-done
-		want := string(fault.EffectUnknown)
-		if tool == "browser_wait_for" {
-			want = "no effect"
+		w.await(tool, begun)
+		w.sh(end)
+		if err := <-done; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s cut off by %s: %v, want %q", tool, end, err, want)
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s in flight: %v, want %q", tool, err, want)
+		c.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
+	}
+	const restart = "systemctl --user restart abfleetd.service"
+	inFlight(&a.client, "browser_evaluate", w.site.seen("/slow?ms=1"), restart)
+	inFlight(&a.client, "browser_wait_for", a.sent(), restart)
+	relayed.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
+	for _, end := range []string{restart, "kill -KILL $(systemctl --user show -P MainPID abfleetd.service)"} {
+		inFlight(&relayed.client, "browser_evaluate", w.site.seen("/slow?ms=1"), end)
+		inFlight(&relayed.client, "browser_wait_for", passed("browser_wait_for"), end)
+	}
+}
+
+func (w *world) servicePID() string {
+	w.t.Helper()
+	return w.sh("systemctl --user show -P MainPID abfleetd.service")
+}
+
+// relay is a bridge that reaches the service through a socket of the test. The
+// returned function gives a channel that is closed when the next call of a tool
+// has been passed on to the service.
+func (w *world) relay(session string) (*bridge, func(tool string) <-chan struct{}) {
+	w.t.Helper()
+	path := w.RuntimeDir() + "/relay.sock"
+	l, err := w.Listen(w.t.Context(), "unix", path)
+	w.check(err)
+	w.t.Cleanup(func() { l.Close() })
+	var mu sync.Mutex
+	waiting := make(map[string]chan struct{})
+	pass := func(from, to net.Conn) {
+		defer to.Close()
+		defer from.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := from.Read(buf)
+			if err != nil {
+				return
+			}
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+			mu.Lock()
+			for tool, ch := range waiting {
+				if bytes.Contains(buf[:n], []byte(`"`+tool+`"`)) {
+					close(ch)
+					delete(waiting, tool)
+				}
+			}
+			mu.Unlock()
 		}
 	}
-	a.mustContain("browser_evaluate", map[string]any{"function": "() => window.kept"}, "1")
+	go func() {
+		for {
+			theirs, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				ours, err := w.Dial(context.WithoutCancel(w.t.Context()), "unix", w.controlSocket())
+				if err != nil {
+					theirs.Close()
+					return
+				}
+				go pass(ours, theirs)
+				pass(theirs, ours)
+			}()
+		}
+	}()
+	return w.bridge(session, "AGENT_BROWSER_FLEET_SOCKET="+path), func(tool string) <-chan struct{} {
+		mu.Lock()
+		defer mu.Unlock()
+		waiting[tool] = make(chan struct{})
+		return waiting[tool]
+	}
 }
 
 // TestPoweroff protects logins from the ends that come from outside: the

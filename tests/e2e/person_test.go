@@ -1,13 +1,17 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"image"
+	"image/png"
 	"net"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -105,7 +109,9 @@ func (p *person) until(expression string) {
 		look();
 	})`, nil)
 	if err != nil {
-		os.WriteFile(os.TempDir()+"/abfleet-person.png", p.screenshotPNG(), 0o600)
+		if dir := os.Getenv("ABF_KEEP"); dir != "" {
+			os.WriteFile(filepath.Join(dir, "person.png"), p.screenshotPNG(), 0o600)
+		}
 		p.t.Fatalf("person waits for %s: %v", expression, err)
 	}
 }
@@ -168,6 +174,35 @@ func (p *person) live() {
 	p.until(`document.body.dataset.status === "live" && document.querySelector("canvas")?.width > 0`)
 }
 
+// still reads the canvas until two reads, a frame apart, are equal.
+func (p *person) still() image.Image {
+	p.t.Helper()
+	var data string
+	if err := p.eval(`new Promise((done, fail) => {
+		const end = performance.now() + 45000;
+		let last;
+		const look = () => {
+			const now = document.querySelector("canvas").toDataURL("image/png");
+			if (now === last) return done(now.slice(22));
+			if (performance.now() > end) return fail(new Error("the canvas does not come to rest"));
+			last = now;
+			requestAnimationFrame(look);
+		};
+		look();
+	})`, &data); err != nil {
+		p.t.Fatal(err)
+	}
+	raw, err := base64.StdEncoding.DecodeString(data)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	canvas, err := png.Decode(bytes.NewReader(raw))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return canvas
+}
+
 // findColor looks for a colour on the viewer's canvas and returns the middle of
 // what has it, in CSS pixels of the page; ok is false where nothing has.
 const findColor = `(color => {
@@ -189,7 +224,13 @@ const findColor = `(color => {
 // screen waits until the colour of a control is seen on the canvas.
 func (p *person) screen(r site.Rect) {
 	p.t.Helper()
-	p.until(findColor + `("` + r.Color + `") !== null`)
+	p.sees(r.Color)
+}
+
+// sees waits until a colour is seen on the canvas.
+func (p *person) sees(color string) {
+	p.t.Helper()
+	p.until(findColor + `("` + color + `") !== null`)
 }
 
 // gone waits until it is not.

@@ -7,20 +7,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
-
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"abfleet/internal/api"
 	"abfleet/internal/fault"
@@ -37,8 +32,9 @@ const (
 // world is one booted machine with the product installed for its user.
 type world struct {
 	*rig.Rig
-	t       *testing.T
-	secrets []string // what no answer to an agent may contain
+	t      *testing.T
+	agents overheard
+	site   visits
 }
 
 // boot starts a machine, installs the build in it and runs setup, unless
@@ -70,9 +66,51 @@ func (w *world) serveSite() {
 	w.t.Helper()
 	l, err := w.Listen(w.t.Context(), "tcp", siteAddr)
 	w.check(err)
-	server := &http.Server{Handler: site.Handler(site.Options{})}
+	server := &http.Server{Handler: w.site.handler(site.Handler(site.Options{}))}
 	go server.Serve(l)
 	w.t.Cleanup(func() { server.Close() })
+}
+
+// visits lets a test wait until a page has asked the site for an address.
+type visits struct {
+	mu      sync.Mutex
+	waiting map[string]chan struct{}
+}
+
+// seen returns a channel that is closed when the address is asked for.
+func (v *visits) seen(path string) <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.waiting == nil {
+		v.waiting = make(map[string]chan struct{})
+	}
+	ch := make(chan struct{})
+	v.waiting[path] = ch
+	return ch
+}
+
+func (v *visits) handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		v.mu.Lock()
+		if ch := v.waiting[r.URL.RequestURI()]; ch != nil {
+			delete(v.waiting, r.URL.RequestURI())
+			close(ch)
+		}
+		v.mu.Unlock()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// await waits for something that has to happen soon.
+func (w *world) await(what string, ch <-chan struct{}) {
+	w.t.Helper()
+	deadline := time.NewTimer(time.Minute)
+	defer deadline.Stop()
+	select {
+	case <-ch:
+	case <-deadline.C:
+		w.fail(fmt.Errorf("%s did not happen", what))
+	}
 }
 
 func (w *world) check(err error) {
@@ -148,94 +186,17 @@ func (w *world) sh(script string) string {
 	return strings.TrimSpace(out)
 }
 
-func (w *world) controlSocket() string { return w.RuntimeDir() + "/abfleet/control.sock" }
-
-// headers adds the session to every request, as the DSH bundle does, and tells
-// when a request is with the service.
-type headers struct {
-	http.RoundTripper
-	session string
-	wrote   *atomic.Pointer[chan struct{}] // closed, once, after the next request is written
-}
-
-func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {
-		if ch := h.wrote.Swap(nil); ch != nil {
-			close(*ch)
-		}
-	}}))
-	r.Header.Set(api.HeaderSession, h.session)
-	return h.RoundTripper.RoundTrip(r)
-}
-
-// agent is the official Go MCP client over the unix socket.
-type agent struct {
-	w       *world
-	session *mcp.ClientSession
-	answers []string // the text of every answer, for the leak check
-	wrote   *atomic.Pointer[chan struct{}]
-}
-
-// sent returns a channel that is closed when the next call has been written.
-func (a *agent) sent() <-chan struct{} {
-	ch := make(chan struct{})
-	a.wrote.Store(&ch)
-	return ch
-}
-
-func (w *world) agent(session string) *agent {
+// rootSh is sh as the machine's root.
+func (w *world) rootSh(script string) string {
 	w.t.Helper()
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return w.Dial(ctx, "unix", w.controlSocket())
-	}}
-	wrote := new(atomic.Pointer[chan struct{}])
-	client := mcp.NewClient(&mcp.Implementation{Name: "e2e", Version: "1"}, nil)
-	s, err := client.Connect(w.t.Context(), &mcp.StreamableClientTransport{
-		Endpoint: "http://abfleet" + api.MCPPath, HTTPClient: &http.Client{Transport: headers{transport, session, wrote}}, DisableStandaloneSSE: true,
-	}, nil)
-	w.check(err)
-	w.t.Cleanup(func() { s.Close() })
-	return &agent{w: w, session: s, wrote: wrote}
-}
-
-// call runs a tool and returns its text; an error answer is an error.
-func (a *agent) call(tool string, args map[string]any) (string, error) {
-	result, err := a.session.CallTool(a.w.t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args})
+	out, err := w.RootSh(w.t.Context(), script)
 	if err != nil {
-		a.answers = append(a.answers, err.Error())
-		return "", err
+		w.fail(fmt.Errorf("%s: %w: %s", script, err, out))
 	}
-	var text strings.Builder
-	for _, c := range result.Content {
-		if tc, ok := c.(*mcp.TextContent); ok {
-			text.WriteString(tc.Text)
-		}
-	}
-	a.answers = append(a.answers, text.String())
-	if result.IsError {
-		return text.String(), errors.New(text.String())
-	}
-	return text.String(), nil
+	return strings.TrimSpace(out)
 }
 
-func (a *agent) must(tool string, args map[string]any) string {
-	a.w.t.Helper()
-	text, err := a.call(tool, args)
-	if err != nil {
-		a.w.fail(fmt.Errorf("%s: %w", tool, err))
-	}
-	return text
-}
-
-// mustContain is must with a look at the answer.
-func (a *agent) mustContain(tool string, args map[string]any, want string) string {
-	a.w.t.Helper()
-	text := a.must(tool, args)
-	if !strings.Contains(text, want) {
-		a.w.t.Fatalf("%s: no %q in:\n%s", tool, want, text)
-	}
-	return text
-}
+func (w *world) controlSocket() string { return w.RuntimeDir() + "/abfleet/control.sock" }
 
 // ref finds the reference of the first snapshot line that contains text.
 func ref(t *testing.T, snapshot, text string) string {
