@@ -69,7 +69,7 @@ func run() int {
 		return 0
 	}
 	log.Error(err.Error(), sd.EventKey, string(sd.ServiceFailed), "code", string(fault.CodeOf(err)), "hint", fault.HintOf(err))
-	sd.Status(fmt.Sprintf("%v (%s)", err, fault.HintOf(err)))
+	sd.Status(fmt.Sprintf("%s: %v (%s)", fault.CodeOf(err), err, fault.HintOf(err)))
 	switch fault.CodeOf(err) {
 	case fault.InvalidConfig, fault.InvalidArgument:
 		return exitConfig

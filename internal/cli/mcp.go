@@ -72,6 +72,7 @@ func (a *app) mcpCommand() *cobra.Command {
 			}
 			b := newBridge(socket, session, a.out)
 			b.explain = a.explain
+			b.detail = a.errOut
 			return b.run(cmd.Context(), a.in)
 		},
 	}
@@ -89,6 +90,9 @@ type bridge struct {
 	http    *http.Client
 	// explain adds to an error what systemd knows.
 	explain func(error) error
+	// detail takes what a person should know of an error and an agent should
+	// not.
+	detail io.Writer
 
 	outMu sync.Mutex
 	out   io.Writer
@@ -112,7 +116,7 @@ type flight struct {
 func newBridge(socket, session string, out io.Writer) *bridge {
 	return &bridge{
 		socket: socket, session: session, client: "bridge-" + rand.Text(), http: api.HTTPClient(socket), out: out,
-		explain: func(err error) error { return err },
+		explain: func(err error) error { return err }, detail: io.Discard,
 		flights: make(map[string]*flight), readOnly: make(map[string]bool),
 	}
 }
@@ -453,13 +457,25 @@ func (b *bridge) giveUp(flights map[string]*flight, err error) {
 		case f.tool != "" && !unsent(err):
 			cause := errNoAnswer
 			if why := b.explain(fault.Wrap(cause, fault.EffectUnknown, "reach the service", "")); !fault.Is(why, fault.EffectUnknown) {
-				cause = fmt.Errorf("%w: %w", cause, why)
+				cause = fmt.Errorf("%w: %w", cause, b.forAgent(why))
 			}
 			b.answerError(f.id, rpcFailed, api.Interrupted(f.tool, readOnly, cause))
 		default:
-			b.answerError(f.id, rpcFailed, b.explain(api.Unreachable(err, b.socket)))
+			b.answerError(f.id, rpcFailed, b.forAgent(b.explain(api.Unreachable(err, b.socket))))
 		}
 	}
+}
+
+// forAgent returns an error that names no socket or unit, which an agent must
+// not be told and could do nothing with. What it leaves out goes to the person
+// who runs the client.
+func (b *bridge) forAgent(err error) error {
+	if fault.Is(err, fault.Canceled) {
+		return err
+	}
+	_, _ = fmt.Fprintf(b.detail, "abfleet mcp: %v\nhint: %s\n", err, fault.HintOf(err))
+	return fault.New(fault.CodeOf(err), "reach the service",
+		"It had no effect, and repeating it does not help: ask the person to run `abfleet doctor`, then `abfleet setup --now`", "it does not answer")
 }
 
 // try sends one line and relays the answers. It returns the ids that were

@@ -20,6 +20,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"abfleet/internal/api"
+	"abfleet/internal/tools/toolstest"
 )
 
 // service is an MCP service on a unix socket that can go away.
@@ -315,8 +316,13 @@ func TestBridgeGivesUp(t *testing.T) {
 	shorten(t, &reconnectTimeout, 20*time.Millisecond)
 	send, receive, _ := talk(t, filepath.Join(t.TempDir(), "none"))
 	send(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"act"}}`)
-	if id, e := failure(t, receive()); id != "1" || e.Code != "service_unavailable" || !strings.Contains(e.Hint, "abfleet setup") {
+	answer := receive()
+	if id, e := failure(t, answer); id != "1" || e.Code != "service_unavailable" || !strings.Contains(e.Hint, "abfleet setup") {
 		t.Errorf("%s %+v", id, e)
+	}
+	// An agent is told of no socket and no unit.
+	if found := toolstest.LeakCheck(answer, "none"); found != nil {
+		t.Errorf("%q in %s", found, answer)
 	}
 	s := newService(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
 	s.start()
