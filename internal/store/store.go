@@ -270,17 +270,18 @@ func create(ctx context.Context, path string) error {
 }
 
 // everUsed reports whether this directory held a fleet before, and what says
-// so.
+// so: first of all a file that was damaged, since a start that follows the one
+// which kept it aside has nothing else to tell.
 func everUsed(path string) (bool, string) {
+	if kept, err := filepath.Glob(path + ".corrupt-*"); err == nil && len(kept) > 0 {
+		return true, filepath.Base(kept[len(kept)-1])
+	}
 	dir := filepath.Dir(path)
 	if entries, err := os.ReadDir(filepath.Join(dir, "identities")); err == nil && len(entries) > 0 {
 		return true, "the identities directory"
 	}
 	if _, err := os.Lstat(copyPath(path)); err == nil {
 		return true, filepath.Base(copyPath(path))
-	}
-	if kept, err := filepath.Glob(path + ".corrupt-*"); err == nil && len(kept) > 0 {
-		return true, filepath.Base(kept[len(kept)-1])
 	}
 	return false, ""
 }

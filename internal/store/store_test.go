@@ -566,6 +566,14 @@ func TestMissing(t *testing.T) {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s: a state file was made", name)
 		}
+		// A damaged file is named whatever else is there: the start that kept
+		// it aside may have been one that nobody saw.
+		if err := os.WriteFile(path+".corrupt-2", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), path); err == nil || !strings.Contains(err.Error(), "state.db.corrupt-2") {
+			t.Errorf("%s and a damaged file: %v", name, err)
+		}
 	}
 }
 
