@@ -92,7 +92,8 @@ func (c *client) mustContain(tool string, args map[string]any, want string) stri
 	return text
 }
 
-// refused checks that a tool fails, and that its answer says all of that.
+// refused checks that a tool fails, and that its answer has a hint and says all
+// of that.
 func (c *client) refused(tool string, args map[string]any, wants ...string) {
 	c.w.t.Helper()
 	text, err := c.call(tool, args)
@@ -100,7 +101,10 @@ func (c *client) refused(tool string, args map[string]any, wants ...string) {
 		c.w.t.Errorf("%s is not refused:\n%s", tool, text)
 		return
 	}
-	for _, want := range append(wants, "Hint: ") {
+	if !strings.Contains(strings.ToLower(err.Error()), "hint") {
+		c.w.t.Errorf("%s: no hint in: %v", tool, err)
+	}
+	for _, want := range wants {
 		if !strings.Contains(err.Error(), want) {
 			c.w.t.Errorf("%s: no %q in: %v", tool, want, err)
 		}

@@ -1,34 +1,48 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"abfleet/internal/doctor"
 	"abfleet/internal/fault"
 	"abfleet/tests/rig"
 )
 
+// useRefused is refused for what an agent calls when it wants a browser.
+func (c *client) useRefused(wants ...string) {
+	c.w.t.Helper()
+	c.refused("agent_browser_use_identity", map[string]any{"identity_id": "work"}, wants...)
+}
+
 // TestFaultMissingPrograms protects people on a host that is not complete: the
-// start names what is missing and how to get it, and doctor does too.
+// start names what is missing and how to get it, to a person and to an agent,
+// and doctor does too.
 func TestFaultMissingPrograms(t *testing.T) {
+	w := ready(t, rig.Options{Name: "missing"})
+	a, b := w.agent("alpha"), w.agent("beta")
+	b.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	w.must("session", "stop", "beta")
 	for _, missing := range []string{"/usr/lib/chromium/chromium", "/usr/bin/Xvnc"} {
-		t.Run(missing[strings.LastIndex(missing, "/")+1:], func(t *testing.T) {
-			w := boot(t, rig.Options{Name: "missing", Mask: []string{missing}})
-			w.setup()
-			w.must("identity", "create", "work")
-			w.refused(fault.ProgramMissing, "identity", "login", "work")
-			w.doctorFails(missing)
-			if i := w.must("identity", "status", "work").Identity; i.Login.State != "stopped" {
-				t.Errorf("the login browser is %s", i.Login.State)
-			}
-		})
+		w.rootSh("mv " + missing + " " + missing + ".away")
+		w.refused(fault.ProgramMissing, "identity", "login", "work")
+		w.doctorFails(missing)
+		// To an agent without a browser, and to one that had one.
+		a.useRefused(string(fault.ProgramMissing), missing)
+		b.refused("browser_snapshot", nil, string(fault.ProgramMissing), missing)
+		if i := w.must("identity", "status", "work").Identity; i.Login.State != "stopped" {
+			t.Errorf("the login browser is %s", i.Login.State)
+		}
+		w.rootSh("mv " + missing + ".away " + missing)
 	}
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	b.must("browser_snapshot", nil)
 }
 
 // doctorFails checks that a failing check of doctor speaks of text and says how
@@ -50,13 +64,16 @@ func (w *world) doctorFails(text string) {
 // TestFaultNoUserNamespaces protects the sandbox: where it cannot work, the
 // start is refused.
 func TestFaultNoUserNamespaces(t *testing.T) {
-	w := boot(t, rig.Options{Name: "nouserns"})
-	w.setup()
+	w := ready(t, rig.Options{Name: "nouserns"})
+	a := w.agent("alpha")
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	w.must("session", "stop", "alpha")
 	w.sh(`mkdir -p ~/.config/systemd/user/abfleetd.service.d
 		printf '[Service]\nRestrictNamespaces=yes\n' >~/.config/systemd/user/abfleetd.service.d/test.conf
 		systemctl --user daemon-reload; systemctl --user restart abfleetd.service`)
-	w.must("identity", "create", "work")
 	w.refused(fault.UserNamespacesDenied, "identity", "login", "work")
+	a.useRefused(string(fault.UserNamespacesDenied))
+	w.agent("beta").useRefused(string(fault.UserNamespacesDenied))
 	if len(w.browserPIDs()) != 0 {
 		t.Error("a browser runs without its sandbox")
 	}
@@ -80,15 +97,14 @@ func TestFaultFullDisk(t *testing.T) {
 	state := w.UserHome() + "/.local/state/abfleet"
 	w.sh("mkdir -p " + state)
 	w.check(w.MountTmpfs(t.Context(), state, "64m"))
-	if out, err := w.RootSh(t.Context(), fmt.Sprintf("chown %d:%d %s && chmod 700 %s", w.UID(), w.UID(), state, state)); err != nil {
-		w.fail(fmt.Errorf("%w: %s", err, out))
-	}
 	w.setup()
 	w.must("identity", "create", "work")
 	w.must("identity", "login", "work", "--url", siteURL+"/form")
 	w.must("identity", "save", "work")
 	w.sh("dd if=/dev/zero of=" + state + "/filler bs=64k 2>/dev/null || true; truncate -s -128k " + state + "/filler")
+	a := w.agent("alpha")
 	w.refused(fault.NoSpace, "session", "use", "alpha", "work")
+	a.useRefused(string(fault.NoSpace))
 	if len(w.browserPIDs()) != 0 {
 		t.Error("a browser runs")
 	}
@@ -96,34 +112,45 @@ func TestFaultFullDisk(t *testing.T) {
 		t.Errorf("half a clone is left: %s", out)
 	}
 	w.sh("rm " + state + "/filler")
-	w.must("session", "use", "alpha", "work")
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	a.must("browser_snapshot", nil)
 }
 
 // TestFaultCorruptState protects what the fleet knows: a damaged file is kept
-// aside, never overwritten, and nothing starts on an empty state.
+// aside as it is, nothing starts on an empty state, everybody who asks is told
+// why, and the way out that the person is told works as it is told.
 func TestFaultCorruptState(t *testing.T) {
 	w := ready(t, rig.Options{Name: "corrupt"})
+	b := w.bridge("alpha")
+	b.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	w.must("session", "stop", "alpha")
 	w.sh(`systemctl --user stop abfleetd.service
-		cd ~/.local/state/abfleet; cp state.db before
+		cd ~/.local/state/abfleet
 		printf 'damage damage damage damage' | dd of=state.db bs=1 seek=8192 conv=notrunc 2>/dev/null
-		dd if=/dev/zero of=state.db bs=4096 seek=3 count=4 conv=notrunc 2>/dev/null`)
+		dd if=/dev/zero of=state.db bs=4096 seek=3 count=4 conv=notrunc 2>/dev/null
+		cp state.db ~/damaged`)
+	kept := func() string {
+		return w.sh(`cd ~/.local/state/abfleet; test ! -e state.db; cmp ~/damaged state.db.corrupt-* && echo state.db.corrupt-*`)
+	}
 	_, err := w.abf("identity", "list")
-	if err == nil {
-		t.Fatal("the service answers on a damaged state")
+	if err == nil || !strings.Contains(err.Error(), string(fault.StateCorrupt)) || !strings.Contains(err.Error(), kept()) {
+		t.Errorf("a damaged state: %v, want %s and %s", err, fault.StateCorrupt, kept())
 	}
-	kept := w.sh(`cd ~/.local/state/abfleet; ls | grep corrupt`)
-	if kept == "" {
-		t.Errorf("the damaged file is not kept: %s", w.sh("ls -la ~/.local/state/abfleet"))
+	b.refused("browser_snapshot", nil, "no effect", "abfleet doctor")
+	kept()
+
+	// What the person is told to do, as it stands there.
+	restore := regexp.MustCompile(`: (cp [^()]*)\)`).FindStringSubmatch(fmt.Sprint(err))
+	again := regexp.MustCompile(`then run: (abfleet setup[^;]*);`).FindStringSubmatch(fault.HintOf(err))
+	if restore == nil || again == nil {
+		t.Fatalf("no way out in: %v\nhint: %s", err, fault.HintOf(err))
 	}
-	if out := w.sh("journalctl --user -u abfleetd.service --no-pager | grep -c " + string(fault.StateCorrupt) + " || true; systemctl --user status abfleetd.service --no-pager | head -20 || true"); !strings.Contains(out, "corrupt") && strings.HasPrefix(out, "0") {
-		t.Errorf("nobody says why: %s", out)
-	}
-	w.sh(`systemctl --user stop abfleetd.service abfleetd-control.socket abfleetd-web.socket; systemctl --user reset-failed
-		cd ~/.local/state/abfleet; rm -f state.db; cp state.db.copy state.db
-		systemctl --user start abfleetd.service`)
+	w.sh(restore[1] + "\n" + again[1])
 	if list := w.must("identity", "list").Identities; len(list) != 1 || list[0].State != "READY" {
 		t.Errorf("the verified copy holds %+v", list)
 	}
+	b.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	b.must("browser_snapshot", nil)
 }
 
 // TestFaultPortTaken protects the page's port from being shared.
@@ -142,38 +169,63 @@ func TestFaultPortTaken(t *testing.T) {
 // or a stop: afterwards no process is left that is not recorded, the Binding
 // is there, and the next use works. ABF_ROUNDS sets how often it is tried.
 func TestFaultKill(t *testing.T) {
-	rounds := 6
+	w := ready(t, rig.Options{Name: "kill"})
+	use, stop := []string{"session", "use", "alpha", "work"}, []string{"session", "stop", "alpha"}
+	// The moments, by what is seen of the browser on disk.
+	moments := []struct {
+		args []string
+		file string // of the browser
+		gone bool
+	}{
+		{use, "root", false}, {stop, "cdp.sock", true}, {use, "display.pid", false},
+		{stop, "exit.json", false}, {use, "chromium.pid", false}, {use, "cdp.sock", false},
+	}
+	rounds := len(moments)
 	if n, err := strconv.Atoi(os.Getenv("ABF_ROUNDS")); err == nil {
 		rounds = n
 	}
-	w := ready(t, rig.Options{Name: "kill"})
-	w.must("session", "use", "alpha", "work")
+	w.must(use...)
+	cutOff := 0
 	for i := range rounds {
-		args := []string{"session", "stop", "alpha"}
-		if i%2 == 1 {
-			args = []string{"session", "use", "alpha", "work"}
+		m := moments[i%len(moments)]
+		if m.args[1] == "use" {
+			w.must(stop...)
 		}
-		done := make(chan struct{})
+		before := w.servicePID()
+		done := make(chan error, 1)
 		go func() {
-			defer close(done)
-			w.abf(args...) // it may fail, or be cut off: that is the point
+			_, err := w.abf(m.args...)
+			done <- err
 		}()
-		delay := time.Duration(i*97%600) * time.Millisecond
-		ctx, cancel := context.WithTimeout(t.Context(), delay)
-		<-ctx.Done()
-		cancel()
-		w.sh("systemctl --user kill --signal=KILL abfleetd.service || true")
-		<-done
-		w.sh("systemctl --user reset-failed 2>/dev/null || true")
-		s := w.must("session", "use", "alpha", "work").Session
+		found := func() bool {
+			paths, err := filepath.Glob(w.Path(w.RuntimeDir()) + "/abfleet/??????????/" + m.file)
+			w.check(err)
+			return len(paths) > 0 != m.gone
+		}
+		for !found() && len(done) == 0 {
+			runtime.Gosched()
+		}
+		w.sh("kill -KILL " + before)
+		if err := <-done; err != nil {
+			t.Logf("round %d, %s of %v: %v", i, m.file, m.args, err)
+			cutOff++
+		}
+		s := w.must(use...).Session
 		if s.State != "controllable" {
-			t.Fatalf("round %d, killed after %s of %v: the session is %+v", i, delay, args, s)
+			t.Fatalf("round %d, killed at %s of %v: the session is %+v", i, m.file, m.args, s)
 		}
 		if pids := w.browserPIDs(); len(pids) != 1 {
-			t.Fatalf("round %d, killed after %s of %v: browsers %v", i, delay, args, pids)
+			t.Fatalf("round %d, killed at %s of %v: browsers %v", i, m.file, m.args, pids)
+		}
+		if after := w.servicePID(); after == "0" || after == before {
+			t.Fatalf("round %d: the service was process %s and is %s", i, before, after)
 		}
 	}
-	w.must("session", "stop", "alpha")
+	// A round may come too late, when the machine is busy. Most must not.
+	if cutOff*2 < rounds {
+		t.Errorf("only %d of %d commands were cut off", cutOff, rounds)
+	}
+	w.must(stop...)
 	if out := w.sh(`systemctl --user list-units --plain --no-legend 'abfleet-*.scope'; ls "$XDG_RUNTIME_DIR/abfleet" | grep -vE '^control.sock$' || true`); out != "" {
 		t.Errorf("left behind: %s", out)
 	}
