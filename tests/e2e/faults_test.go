@@ -130,7 +130,7 @@ func TestFaultCorruptState(t *testing.T) {
 		dd if=/dev/zero of=state.db bs=4096 seek=3 count=4 conv=notrunc 2>/dev/null
 		cp state.db ~/damaged`)
 	kept := func() string {
-		return w.sh(`cd ~/.local/state/abfleet; test ! -e state.db; cmp ~/damaged state.db.corrupt-* && echo state.db.corrupt-*`)
+		return w.sh(`cd ~/.local/state/abfleet && test ! -e state.db && cmp ~/damaged state.db.corrupt-* && echo state.db.corrupt-*`)
 	}
 	_, err := w.abf("identity", "list")
 	if err == nil || !strings.Contains(err.Error(), string(fault.StateCorrupt)) || !strings.Contains(err.Error(), kept()) {

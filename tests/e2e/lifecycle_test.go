@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/url"
@@ -12,8 +13,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"abfleet/internal/audit"
 	"abfleet/internal/fault"
+	"abfleet/internal/sd"
 	"abfleet/tests/rig"
 )
 
@@ -277,19 +281,35 @@ func TestNothingExposed(t *testing.T) {
 		t.Errorf("renderers are sandboxed like this (seccomp, user namespace, pid namespace): %q", sandboxed)
 	}
 
-	// Frames of the page's own site, a frame of no site, and a new tab too.
+	// No page can tell that it is driven: in frames of the page's own site, of no
+	// site, and of another site, which has a process of its own, in a popup of
+	// either site, and in a new tab.
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/webdriver"})
 	a.mustContain("browser_evaluate", map[string]any{"function": `async () => {
-		const seen = [...document.querySelectorAll("iframe")].map(f => f.contentDocument && f.contentWindow.navigator.webdriver).filter(v => v !== null);
-		const frame = document.createElement("iframe");
-		frame.src = "data:text/html,<script>parent.postMessage(String(navigator.webdriver), '*')</script>";
-		const told = new Promise(done => addEventListener("message", e => done(e.data), { once: true }));
-		document.body.append(frame);
-		return [await told, ...seen.map(String)].every(v => v === "false") && seen.length > 0 ? "none knows" : seen.join();
-	}`}, "none knows")
-	a.must("browser_tabs", map[string]any{"action": "new", "url": siteURL + "/form"})
-	a.mustContain("browser_evaluate", map[string]any{"function": "() => navigator.webdriver"}, "false")
+		const told = [String(navigator.webdriver)];
+		const frame = (src) => new Promise((done) => {
+			addEventListener("message", (e) => { told.push(String(e.data)); done(); }, { once: true });
+			document.body.append(Object.assign(document.createElement("iframe"), { src }));
+		});
+		await frame("/webdriver");
+		await frame("data:text/html,<script>parent.postMessage('data ' + navigator.webdriver, '*')</script>");
+		await frame("http://localhost:" + location.port + "/webdriver");
+		try { told.push("own site: " + frames[2].document.title); } catch { told.push("other site"); }
+		return told.join(", ");
+	}`}, `"false, 127.0.0.1 false, data false, localhost false, other site"`)
+	snap := a.must("browser_snapshot", nil)
+	driven := map[string]any{"function": `() => location.hostname + " " + navigator.webdriver + " " + document.getElementById("driven")?.textContent`}
+	for button, want := range map[string]string{"Popup of this site": `"127.0.0.1 false false"`, "Popup of another site": `"localhost false false"`} {
+		a.must("browser_click", map[string]any{"target": ref(t, snap, `button "`+button+`"`)})
+		a.must("browser_tabs", map[string]any{"action": "select", "index": 1})
+		a.must("browser_wait_for", map[string]any{"text": "navigator.webdriver of"})
+		a.mustContain("browser_evaluate", driven, want)
+		a.must("browser_tabs", map[string]any{"action": "close", "index": 1})
+	}
+	a.must("browser_tabs", map[string]any{"action": "new", "url": siteURL + "/webdriver"})
+	a.mustContain("browser_evaluate", driven, `"127.0.0.1 false false"`)
 	a.must("browser_tabs", map[string]any{"action": "close"})
-	a.mustContain("browser_evaluate", map[string]any{"function": "() => navigator.webdriver"}, "false")
+	a.mustContain("browser_evaluate", driven, `"127.0.0.1 false false"`)
 	// The window fills the screen: 800 less 87 of tabs and address bar, and
 	// no warning bar of 56.
 	a.mustContain("browser_evaluate", map[string]any{"function": "() => innerWidth >= 1279 && innerHeight >= 710 && screenX === 0 && screenY === 0"}, "true")
@@ -300,11 +320,26 @@ func TestNothingExposed(t *testing.T) {
 	if listeners != view.Host {
 		t.Errorf("listeners: %q, want only %s", listeners, view.Host)
 	}
-	if out := w.sh("ss -xlH | grep -E '@.*(X11|abfleet|chrom)' || true"); out != "" {
-		t.Errorf("abstract sockets: %s", out)
+	// Every socket of a process of ours that somebody could connect or send to
+	// is a path. (The kernel gives an abstract name to an end of a pair that
+	// passes credentials, as Chromium's sandbox does; nobody can use that.)
+	ours := strings.Fields(w.sh("grep -l abfleet /proc/[0-9]*/cgroup 2>/dev/null | cut -d/ -f3"))
+	seen := 0
+	for line := range strings.Lines(w.rootSh("ss -xapH")) {
+		owner := slices.ContainsFunc(ours, func(pid string) bool { return strings.Contains(line, "pid="+pid+",") })
+		if fields := strings.Fields(line); owner && fields[1] != "ESTAB" && fields[4] != "*" {
+			seen++
+			if !strings.HasPrefix(fields[4], "/") {
+				t.Errorf("a socket that anybody can reach: %s", line)
+			}
+		}
 	}
+	if len(ours) < 4 || seen < 4 {
+		t.Errorf("%d processes of ours with %d named sockets", len(ours), seen)
+	}
+	// Chromium makes its SingletonSocket itself.
 	for _, dir := range []string{"$XDG_RUNTIME_DIR/abfleet", "$HOME/.local/state/abfleet"} {
-		if out := w.sh(`find ` + dir + ` \( -type d -o -type s \) -perm /077 | grep -v /snapshot || true`); out != "" {
+		if out := w.sh(`find ` + dir + ` \( -type d -perm /077 \) -o \( -type s ! -perm 600 ! \( -name SingletonSocket -perm 700 \) \)`); out != "" {
 			t.Errorf("open to others: %s", out)
 		}
 	}
@@ -331,7 +366,7 @@ func TestNoGrowth(t *testing.T) {
 	count := func() [5]int {
 		var n [5]int
 		for i, f := range strings.Fields(w.sh(`systemctl --user list-units --all --plain --no-legend 'abfleet-*' | wc -l
-			find "$XDG_RUNTIME_DIR/abfleet" "$HOME"/.local/state/abfleet/tmp /tmp/.X11-unix /tmp -maxdepth 1 -name '*' 2>/dev/null | wc -l
+			{ find "$XDG_RUNTIME_DIR/abfleet" "$HOME"/.local/state/abfleet/tmp; find "$HOME"/.local/state/abfleet/identities -maxdepth 3; find /tmp/.X11-unix /tmp -maxdepth 1; } | wc -l
 			pid=$(systemctl --user show -P MainPID abfleetd.service); ls /proc/$pid/fd | wc -l
 			awk '/^Pss:/{print $2}' /proc/$pid/smaps_rollup
 			pgrep -u "$(id -u)" -c -e 'chromium|Xvnc|Xtigervnc|abfleet-role' || true`)) {
@@ -365,6 +400,94 @@ func TestNoGrowth(t *testing.T) {
 	}
 	if out := w.sh(`find "$HOME"/.local/state/abfleet -name 'Singleton*'; ls /tmp/.X*-lock 2>/dev/null || true`); out != "" {
 		t.Errorf("locks are left: %s", out)
+	}
+}
+
+// TestJournal protects who looks into a session: its lines are found by its
+// name, what the service did and what its Chromium said, and no other's.
+func TestJournal(t *testing.T) {
+	w := ready(t, rig.Options{Name: "journal"})
+	instances, known := map[string]string{}, []int{}
+	for _, session := range []string{"alpha", "beta"} {
+		w.must("session", "use", session, "work")
+		event := w.journal("ABF_SESSION="+session, "MESSAGE_ID="+sd.MessageID(string(audit.SessionStarted)))
+		if event["SYSLOG_IDENTIFIER"] != "abfleetd" || event["ABF_INSTANCE"] == "" {
+			t.Errorf("the service says of the start of %s: %v", session, event)
+		}
+		// A Chromium that is well says little, so it is made to speak.
+		pids := w.browserPIDs()
+		w.rootSh(fmt.Sprintf("echo 'the Chromium of %s' >/proc/%d/fd/2", session, pids[slices.IndexFunc(pids, func(pid int) bool { return !slices.Contains(known, pid) })]))
+		known = pids
+		said := w.journal("ABF_SESSION="+session, "ABF_ROLE=chromium", "MESSAGE=the Chromium of "+session)
+		if said["ABF_INSTANCE"] != event["ABF_INSTANCE"] || said["ABF_IDENTITY"] != event["ABF_IDENTITY"] {
+			t.Errorf("the Chromium of %s says %v, its start was %v", session, said, event)
+		}
+		instances[event["ABF_INSTANCE"]] = session
+	}
+	if len(instances) != 2 {
+		t.Errorf("two sessions, one browser: %v", instances)
+	}
+}
+
+// journal waits for a line of the user's journal that has all the fields, and
+// returns the last one.
+func (w *world) journal(matches ...string) map[string]string {
+	w.t.Helper()
+	out := w.sh(`end=$(($(date +%s) + 30))
+		until line=$(journalctl --user -q -n 1 -o json '` + strings.Join(matches, "' '") + `'); test -n "$line"; do test $(date +%s) -lt $end || break; done
+		printf '%s' "$line"`)
+	var line map[string]string
+	if err := json.Unmarshal([]byte(out), &line); err != nil {
+		w.fail(fmt.Errorf("the journal has no line with %v: %w: %s", matches, err, out))
+	}
+	return line
+}
+
+// TestCancel protects an agent that gives a call up, by a notification or by
+// hanging up: the call ends, what it ran in the page does too, and the page is
+// there for the next one at once, not when the script would have been stopped.
+func TestCancel(t *testing.T) {
+	w := ready(t, rig.Options{Name: "cancel"})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	ask := `const ask = new XMLHttpRequest(); ask.open("GET", "/slow?ms=1", false); ask.send();`
+	for name, function := range map[string]string{
+		"a promise": "() => { " + ask + " return new Promise(() => {}); }",
+		"a loop":    "() => { " + ask + " for (;;); }",
+	} {
+		for _, notified := range []bool{true, false} {
+			begun := w.site.seen("/slow?ms=1")
+			ctx, hangUp := context.WithCancel(t.Context())
+			type outcome struct {
+				answer string
+				err    error
+			}
+			done := make(chan outcome, 1)
+			go func() {
+				answer, err := a.post(ctx, map[string]any{"id": 7, "method": "tools/call", "params": map[string]any{
+					"name": "browser_evaluate", "arguments": map[string]any{"function": function},
+				}})
+				done <- outcome{answer, err}
+			}()
+			w.await(name, begun)
+			start := time.Now()
+			if notified {
+				_, err := a.post(t.Context(), map[string]any{"method": "notifications/cancelled", "params": map[string]any{"requestId": 7}})
+				w.check(err)
+			} else {
+				hangUp()
+			}
+			o := <-done
+			if notified && (o.err != nil || !strings.Contains(o.answer, string(fault.EffectUnknown)) || !strings.Contains(o.answer, "canceled")) {
+				t.Errorf("%s, canceled: %v %s", name, o.err, o.answer)
+			}
+			a.mustContain("browser_evaluate", map[string]any{"function": "() => document.title"}, "Form")
+			if took := time.Since(start); took > 10*time.Second {
+				t.Errorf("%s, notified: %v: the page was usable after %v", name, notified, took)
+			}
+			hangUp()
+		}
 	}
 }
 

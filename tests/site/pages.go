@@ -21,6 +21,7 @@ var pages = []page{
 	{"/console", "console", "Console"},
 	{"/fetch", "fetch", "Fetch"},
 	{"/history", "history", "History"},
+	{"/webdriver", "webdriver", "Webdriver"},
 }
 
 const markup = `
@@ -55,6 +56,7 @@ const markup = `
 <li><a href="/console">Console</a></li>
 <li><a href="/fetch">Fetch</a></li>
 <li><a href="/history">History</a></li>
+<li><a href="/webdriver">Webdriver</a></li>
 </ul></nav>
 {{template "foot"}}{{end}}
 
@@ -275,6 +277,17 @@ const draw = () => { document.getElementById("view").textContent = history.state
 document.getElementById("next").onclick = () => { history.pushState({ view: (history.state?.view ?? 0) + 1 }, "", "#view"); draw(); };
 addEventListener("popstate", draw);
 draw();
+</script>
+{{template "foot"}}{{end}}
+
+{{define "webdriver"}}{{template "head" .}}
+<h1>Webdriver</h1>
+<p>navigator.webdriver of {{.Data.Host}}: <output id="driven"></output></p>
+<button onclick="open('/webdriver', '_blank', 'width=300,height=200')">Popup of this site</button>
+{{with .Data.Other}}<button onclick="open('http://{{.}}/webdriver', '_blank', 'width=300,height=200')">Popup of another site</button>{{end}}
+<script>
+document.getElementById("driven").textContent = navigator.webdriver;
+if (parent !== window) parent.postMessage(location.hostname + " " + navigator.webdriver, "*");
 </script>
 {{template "foot"}}{{end}}
 
