@@ -242,8 +242,9 @@ func (w *world) bridge(session string, env ...string) *bridge {
 		w.fail(fmt.Errorf("bridge: %w: %s", err, stderr.String()))
 	}
 	// Every client lists the tools before it uses them.
-	_, err = b.ask(map[string]any{"list": true})
+	tools, err := b.ask(map[string]any{"list": true})
 	w.check(err)
+	w.agents.hear(string(tools))
 	return b
 }
 

@@ -221,6 +221,7 @@ func TestPoweroff(t *testing.T) {
 	}
 
 	w.agent("alpha").cookie("poweroff")
+	w.collect(t.Context())
 	w.check(w.Poweroff(t.Context()))
 	w.check(w.Close())
 	again := boot(t, rig.Options{Name: "poweroff", Home: home})
