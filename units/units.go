@@ -89,6 +89,11 @@ func escapePath(path string) string {
 	return strings.NewReplacer(`%`, `%%`, ` `, `\x20`, "\t", `\x09`, `"`, `\x22`, `'`, `\x27`, `\`, `\x5c`, `$`, `$$`).Replace(path)
 }
 
+// Unquote is the text that quote put between its quotation marks.
+func Unquote(word string) string {
+	return strings.NewReplacer(`%%`, `%`, `\x22`, `"`, `\x5c`, `\`).Replace(word)
+}
+
 // quote makes text one quoted word of a unit file.
 func quote(text string) string {
 	return `"` + strings.NewReplacer(`%`, `%%`, `"`, `\x22`, `\`, `\x5c`).Replace(text) + `"`

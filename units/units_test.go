@@ -110,3 +110,13 @@ func TestPrefixIsEverywhere(t *testing.T) {
 		}
 	}
 }
+
+// A path that setup wrote into a unit is read back as it was.
+func TestUnquote(t *testing.T) {
+	for _, text := range []string{"", "/srv/a b", `/srv/50% "x" \y`, `\x22`, `%%`, `\\x5c`} {
+		word := quote(text)
+		if got := Unquote(word[1 : len(word)-1]); got != text {
+			t.Errorf("%q is read back as %q", text, got)
+		}
+	}
+}

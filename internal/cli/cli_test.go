@@ -249,6 +249,11 @@ func TestServiceFindsTheStateOfTheShell(t *testing.T) {
 			if strings.Contains(string(unit), "AGENT_BROWSER_FLEET_HOME") != (test.want != "") || test.want != "" && !strings.Contains(string(unit), line) {
 				t.Errorf("want %q in the unit:\n%s", test.want, unit)
 			}
+			// The next setup, from another shell, goes on with it.
+			again := &setup{app: &app{prefix: "abfleet", getenv: func(string) string { return "" }}, unitDir: s.unitDir}
+			if got := again.recordedState(); got != test.want {
+				t.Errorf("the recorded state is %q, want %q", got, test.want)
+			}
 		})
 	}
 }

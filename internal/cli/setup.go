@@ -66,7 +66,7 @@ running browsers stay.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&s.binDir, "bin-dir", "", "directory of abfleetd and abfleet-role (default the one of this command)")
-	flags.StringVar(&s.stateDir, "state-dir", "", "state directory (default $XDG_STATE_HOME/<prefix>)")
+	flags.StringVar(&s.stateDir, "state-dir", "", "state directory (default: the recorded one, else $XDG_STATE_HOME/<prefix>)")
 	flags.IntVar(&s.port, "port", 0, "loopback port of the page (default: the recorded one, else a free one)")
 	flags.BoolVar(&s.now, "now", false, "start the sockets and the service now")
 	return cmd
@@ -98,6 +98,9 @@ func (s *setup) run(ctx context.Context) error {
 	if s.stateDir == "" {
 		// The service does not have this shell's environment.
 		s.stateDir = s.getenv("AGENT_BROWSER_FLEET_HOME")
+	}
+	if s.stateDir == "" {
+		s.stateDir = s.recordedState()
 	}
 	if s.binDir == "" {
 		s.binDir = executableDir()
@@ -246,6 +249,23 @@ func available(address netip.AddrPort, op, hint string) error {
 
 var listenStream = regexp.MustCompile(`(?m)^ListenStream=(\S+)$`)
 
+var stateVariable = regexp.MustCompile(`(?m)^Environment="AGENT_BROWSER_FLEET_HOME=(.*)"$`)
+
+// recordedState reads the state directory that an earlier setup named in the
+// unit, "" for none: a second setup must not make all Identities seem gone.
+func (s *setup) recordedState() string {
+	_, service, _ := s.unitNames()
+	data, err := os.ReadFile(filepath.Join(s.unitDir, service))
+	if err != nil || !strings.HasPrefix(string(data), marker) {
+		return ""
+	}
+	found := stateVariable.FindSubmatch(data)
+	if found == nil {
+		return ""
+	}
+	return units.Unquote(string(found[1]))
+}
+
 // recordedAddress reads the address of an earlier setup; its port is 0 for none.
 func (s *setup) recordedAddress() netip.AddrPort {
 	data, err := os.ReadFile(filepath.Join(s.unitDir, units.WebPort(s.prefix, netip.AddrPort{}).Name))
@@ -283,12 +303,7 @@ func (s *setup) writeUnits(cfg *config.Config, configFile string, address netip.
 	if socket := cfg.ControlSocket(); socket != filepath.Join(s.getenv("XDG_RUNTIME_DIR"), s.prefix, "control.sock") {
 		params.Socket = socket
 	}
-	state := cfg.Home
-	if s.stateDir != "" {
-		if state, err = filepath.Abs(s.stateDir); err != nil {
-			return false, err
-		}
-	}
+	state := s.home(cfg)
 	if s.stateDir != "" || state != s.serviceHome(configFile) {
 		params.Environment = append(params.Environment, "AGENT_BROWSER_FLEET_HOME="+state)
 	}
@@ -388,7 +403,7 @@ func (s *setup) tell(ctx context.Context, cfg *config.Config, address netip.Addr
 		s.writeJSON(map[string]any{"ok": true, "units": states, "port": address.Port(), "unit_dir": s.unitDir, "doctor": api.Doctor{OK: doctor.OK(findings), Findings: findings}})
 		return nil
 	}
-	s.printf("installed in %s:\n", s.unitDir)
+	s.printf("installed in %s, with state and logins in %s:\n", s.unitDir, s.home(cfg))
 	for _, state := range states {
 		s.printf("  %-28s %-9s %s\n", state.Unit, state.State, state.Serves)
 	}
@@ -401,6 +416,18 @@ func (s *setup) tell(ctx context.Context, cfg *config.Config, address netip.Addr
 		s.printf("start with: systemctl --user start %s\n", strings.Join(sockets, " "))
 	}
 	return nil
+}
+
+// home is the state directory of the service that is set up.
+func (s *setup) home(cfg *config.Config) string {
+	if s.stateDir == "" {
+		return cfg.Home
+	}
+	dir, err := filepath.Abs(s.stateDir)
+	if err != nil {
+		return s.stateDir
+	}
+	return dir
 }
 
 // remove stops everything and removes what setup wrote. Browsers close first,
@@ -420,6 +447,10 @@ func (s *setup) remove(ctx context.Context) error {
 	}
 	if data, err := os.ReadFile(s.configFile()); err == nil && strings.HasPrefix(string(data), marker) {
 		written = append(written, s.configFile())
+	}
+	state := s.recordedState()
+	if cfg, err := s.load(); err == nil && state == "" {
+		state = cfg.Home
 	}
 	if len(written) == 0 {
 		return fault.New(fault.NotFound, "uninstall the fleet", "Name its --prefix", "setup wrote nothing in %s", s.unitDir)
@@ -456,7 +487,9 @@ func (s *setup) remove(ctx context.Context) error {
 	for _, path := range written {
 		s.printf("removed %s\n", path)
 	}
-	s.printf("the state directory stays, with all logins\n")
+	if state != "" {
+		s.printf("the state stays, with all logins, in %s\n", state)
+	}
 	return nil
 }
 

@@ -199,6 +199,9 @@ func TestUnaskedManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	cut.Close()
+	if obs, err := cut.Observe(t.Context(), ev); !errors.Is(err, fleet.ErrUndecided) {
+		t.Errorf("a look without systemd: %+v %v", obs, err)
+	}
 	begin := time.Now()
 	if _, err := cut.Stop(t.Context(), ev, "test"); !errors.Is(err, fleet.ErrUndecided) {
 		t.Errorf("a stop without systemd: %v", err)

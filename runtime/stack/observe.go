@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -38,10 +39,11 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 	switch {
 	case notVacant == nil:
 		return fleet.Observation{State: fleet.Stopped, Exit: exit}, nil
+	case unasked(notControllable) || unasked(notVacant):
+		// That there are processes says nothing of whether they are in order.
+		return fleet.Observation{}, fmt.Errorf("%w: %w", fleet.ErrUndecided, errors.Join(notControllable, notVacant))
 	case ctx.Err() != nil:
 		return fleet.Observation{}, fmt.Errorf("%w: %w", context.Cause(ctx), notControllable)
-	case unasked(notVacant):
-		return fleet.Observation{}, fmt.Errorf("%w: %w", fleet.ErrUndecided, notVacant)
 	}
 	state := fleet.Unverified
 	if e.Chromium != nil {
