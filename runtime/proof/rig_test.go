@@ -707,6 +707,26 @@ func TestRigDisplayOfAnotherInstance(t *testing.T) {
 	b.notVacant(c, "a server outside its scope", DisplayLive)
 }
 
+// After a reboot the display number of before is anybody's.
+func TestRigDisplayOfAnotherBoot(t *testing.T) {
+	const n = 136
+	b := newBench(t)
+	p := b.display(n, "wait")
+	if err := p.live().Signal(b.ctx, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.end()
+	t.Cleanup(func() { os.Remove(xLock(n)); os.Remove(xSocket(n)) })
+	c := b.claim(p)
+	listen(t, xSocket(n))
+	b.notVacant(c, "a server on its display", DisplayLive)
+	c.Generations = slices.Clone(c.Generations)
+	for i := range c.Generations {
+		c.Generations[i].BootID = "00000000-0000-0000-0000-000000000000"
+	}
+	b.vacant(c)
+}
+
 func TestRigProofSurvivesReloadAndReexec(t *testing.T) {
 	b := newBench(t)
 	p, pid := b.browser("browser")

@@ -31,7 +31,8 @@ type Claim struct {
 	LockFile string
 	// Sockets are paths of unix sockets; those of Generations count too.
 	Sockets []string
-	// Display is an X display number; those of Generations count too.
+	// Display is an X display number; those of Generations of this boot count
+	// too.
 	Display int
 }
 
@@ -81,15 +82,19 @@ func (v *Verifier) checkVacant(ctx context.Context, c Claim) error {
 	return nil
 }
 
-// evidence gathers what Claim and Generations name, each once.
+// evidence gathers what Claim and Generations name, each once. A display number
+// of another boot says nothing: whoever has it now came after.
 func (c Claim) evidence() (sockets, roots []string, displays []int) {
+	boot, err := bootID()
 	sockets = slices.Clone(c.Sockets)
 	roots = []string{c.Root}
 	displays = []int{c.Display}
 	for _, g := range c.Generations {
 		sockets = append(sockets, g.Sockets...)
 		roots = append(roots, g.Root)
-		displays = append(displays, g.Display)
+		if err != nil || g.BootID == boot {
+			displays = append(displays, g.Display)
+		}
 	}
 	slices.Sort(sockets)
 	slices.Sort(roots)

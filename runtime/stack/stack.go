@@ -181,7 +181,6 @@ func (r *Runtime) claim(e evidence) proof.Claim {
 	}
 	if e.Display != nil {
 		c.Generations = append(c.Generations, *e.Display)
-		c.Display = e.Display.Display
 	}
 	if e.Chromium != nil {
 		c.Generations = append(c.Generations, *e.Chromium)
