@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,11 +76,37 @@ func Main(ctx context.Context, args []string, in io.Reader, out, errOut io.Write
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	return a.report(a.explain(root.ExecuteContext(ctx)))
+	cmd, err := root.ExecuteContextC(ctx)
+	return a.report(cmd, a.explain(err))
+}
+
+// otherCommand is a command of ours in a text.
+var otherCommand = regexp.MustCompile(`\babfleet (setup|uninstall|identity|session|mcp|view|doctor)\b`)
+
+// ours has the commands in a text be of this fleet: followed as it is printed, a
+// hint must not act on another one.
+func (a *app) ours(text string) string {
+	if a.prefix == "abfleet" {
+		return text
+	}
+	return otherCommand.ReplaceAllString(text, "abfleet --prefix "+a.prefix+" $1")
+}
+
+// usageHint says where to read how a command is called, and which one may have
+// been meant.
+func usageHint(cmd *cobra.Command) string {
+	hint := "run " + cmd.CommandPath() + " --help"
+	if words := cmd.Flags().Args(); len(words) > 0 {
+		cmd.SuggestionsMinimumDistance = 2
+		if like := cmd.SuggestionsFor(words[0]); len(like) > 0 {
+			hint = "Did you mean " + cmd.CommandPath() + " " + like[0] + "? Else " + hint
+		}
+	}
+	return hint
 }
 
 // report tells a failure and returns the exit code.
-func (a *app) report(err error) int {
+func (a *app) report(cmd *cobra.Command, err error) int {
 	var usage usageError
 	switch {
 	case err == nil:
@@ -87,14 +114,15 @@ func (a *app) report(err error) int {
 	case errors.Is(err, errUnhealthy):
 		return ExitUnhealthy
 	case errors.As(err, &usage):
-		const hint = "run abfleet --help"
-		_, _ = fmt.Fprintf(a.errOut, "abfleet: %v\nhint: %s\n", err, hint)
+		hint := usageHint(cmd)
+		_, _ = fmt.Fprintf(a.errOut, "abfleet: %v\nhint: %s\ncode: %s\n", err, hint, fault.InvalidArgument)
 		if a.json {
 			a.writeJSON(api.Answer{Error: &api.Error{Code: fault.InvalidArgument, Message: err.Error(), Hint: hint}})
 		}
 		return ExitUsage
 	}
 	e := api.ErrorOf(err)
+	e.Hint = a.ours(e.Hint)
 	_, _ = fmt.Fprintf(a.errOut, "abfleet: %s\n", e.Message)
 	if e.Hint != "" {
 		_, _ = fmt.Fprintf(a.errOut, "hint: %s\n", e.Hint)
@@ -236,7 +264,7 @@ func (a *app) writeJSON(value any) {
 // printf writes text for people, nothing with --json.
 func (a *app) printf(format string, args ...any) {
 	if !a.json {
-		_, _ = fmt.Fprintf(a.out, format, args...)
+		_, _ = io.WriteString(a.out, a.ours(fmt.Sprintf(format, args...)))
 	}
 }
 

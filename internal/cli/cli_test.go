@@ -103,6 +103,10 @@ func TestFailuresAreTold(t *testing.T) {
 		text string
 	}{
 		{[]string{"nonsense"}, nil, ExitUsage, `unknown command "nonsense"`},
+		{[]string{"sesion"}, nil, ExitUsage, "Did you mean abfleet session?"},
+		{[]string{"session", "lst"}, nil, ExitUsage, "Did you mean abfleet session list?"},
+		{[]string{"session", "use"}, nil, ExitUsage, "run abfleet session use --help"},
+		{[]string{"identity", "list", "--prefix", "other"}, map[string]string{"XDG_RUNTIME_DIR": "/nonexistent"}, ExitUnreachable, "`abfleet --prefix other setup --now`"},
 		{[]string{"identity"}, nil, ExitUsage, "needs a command"},
 		{[]string{"identity", "create"}, nil, ExitUsage, "accepts 1 arg"},
 		{[]string{"session", "use", "s"}, nil, ExitUsage, "accepts 2 arg"},
