@@ -93,17 +93,16 @@ func answering(n int) ([]peer, error) {
 
 // displayFree checks that no X server that may be the Claim's lives on the
 // display. One of another user cannot be, by the kernel's word, and one that is
-// proven another Instance's is not: the number is given out again once it is
-// free. Files that a dead server left behind are no server; ClearDisplay
-// removes them.
-func (v *Verifier) displayFree(n int, c Claim) error {
+// proven not to be is no obstacle: the number is anybody's once it is free. Files
+// that a dead server left behind are no server; ClearDisplay removes them.
+func displayFree(n int, c Claim) error {
 	us := os.Geteuid()
 	peers, err := answering(n)
 	if err != nil {
 		return refuse(DisplayLive, "display :%d: %w", n, err)
 	}
 	for _, p := range peers {
-		if p.uid == us && !v.displayOfAnother(p.pid, c) {
+		if p.uid == us && !notOf(c, p.pid) {
 			return refuse(DisplayLive, "process %d answers on display :%d", p.pid, n)
 		}
 	}
@@ -114,19 +113,19 @@ func (v *Verifier) displayFree(n int, c Claim) error {
 	case !lock.exists || lock.uid != us:
 	case lock.pid == 0:
 		return refuse(DisplayLockDiffers, "%s names no process", xLock(n))
-	case alive(lock.pid) && !v.displayOfAnother(lock.pid, c):
+	case alive(lock.pid) && !notOf(c, lock.pid):
 		return refuse(DisplayLive, "%s names process %d, which lives", xLock(n), lock.pid)
 	}
 	return nil
 }
 
-// displayOfAnother reports whether a process is proven the display server of
-// another Instance: it holds that Instance's root file open and no other, serves
-// VNC beside it, and is in that Instance's display scope. All of it is read
-// while a pidfd says that the process has not ended.
-func (v *Verifier) displayOfAnother(pid int, c Claim) bool {
-	prefix, ok := strings.CutSuffix(c.Slice, c.Instance+".slice")
-	if !ok || c.Instance == "" || c.Root == "" {
+// notOf reports whether a process is proven not to be the Claim's display server:
+// the Claim has a record of that server, which this is not, and it neither holds
+// the Claim's root file open, which a Role never lets go of, nor serves VNC on a
+// socket of the Claim's, nor is in its slice. All of it is read while a pidfd says
+// that the process has not ended. What cannot be read proves nothing.
+func notOf(c Claim, pid int) bool {
+	if c.Instance == "" || c.Root == "" || c.Slice == "" || !slices.ContainsFunc(c.Generations, func(g Generation) bool { return g.Display > 0 }) {
 		return false
 	}
 	fd, err := pidfdOpen(pid)
@@ -143,39 +142,25 @@ func (v *Verifier) displayOfAnother(pid int, c Claim) bool {
 			return false
 		}
 	}
-	exe, err := readExe(pid)
-	if err != nil || !isProgram(exe, displayPrograms, v.Display) {
-		return false
-	}
 	files, err := openFiles(pid)
 	if err != nil {
 		return false
 	}
-	root := ""
-	for _, target := range files {
-		if isSiblingRoot(target, c.Root) {
-			root = target
-		}
-	}
-	if root == "" {
-		return false
-	}
-	if held, err := holdsRoot(pid, root); err != nil || held != rootHeld {
-		return false
-	}
 	args, err := readArgs(pid)
-	if err != nil || filepath.Dir(rfbPath(args)) != filepath.Dir(root) {
-		return false
-	}
-	cg, err := unit.OfPID(pid)
 	if err != nil {
 		return false
 	}
-	other := prefix + filepath.Base(filepath.Dir(root))
-	scope := filepath.Base(cg.Path)
-	return filepath.Base(filepath.Dir(cg.Path)) == other+".slice" &&
-		strings.HasPrefix(scope, other+"-"+RoleDisplay+"-") && strings.HasSuffix(scope, ".scope") &&
-		running(fd, pid) == nil
+	cg, err := unit.OfPID(pid)
+	if err != nil || slices.Contains(strings.Split(cg.Path, "/"), c.Slice) {
+		return false
+	}
+	sockets, roots, _ := c.evidence()
+	for _, target := range files {
+		if slices.Contains(roots, strings.TrimSuffix(target, " (deleted)")) {
+			return false
+		}
+	}
+	return !slices.Contains(sockets, rfbPath(args)) && running(fd, pid) == nil
 }
 
 // ClearDisplay removes the X lock and the X socket that the dead process deadPID

@@ -451,7 +451,7 @@ func TestClearDisplay(t *testing.T) {
 		t.Errorf("nothing there: %v", err)
 	}
 	staleDisplay(t, n, dead)
-	if err := new(Verifier).displayFree(n, Claim{}); err != nil {
+	if err := displayFree(n, Claim{}); err != nil {
 		t.Errorf("files of a dead server: %v", err)
 	}
 	if err := ClearDisplay(n, dead); err != nil {
@@ -509,16 +509,16 @@ func TestClearDisplay(t *testing.T) {
 func TestDisplayFree(t *testing.T) {
 	displayDir(t)
 	const n = 8
-	if err := new(Verifier).displayFree(n, Claim{}); err != nil {
+	if err := displayFree(n, Claim{}); err != nil {
 		t.Errorf("nothing there: %v", err)
 	}
 	os.WriteFile(xLock(n), fmt.Appendf(nil, "%10d\n", os.Getpid()), 0o444)
-	if err := new(Verifier).displayFree(n, Claim{}); ReasonOf(err) != DisplayLive {
+	if err := displayFree(n, Claim{}); ReasonOf(err) != DisplayLive {
 		t.Errorf("lock of a live process: %v", err)
 	}
 	os.Remove(xLock(n))
 	os.WriteFile(xLock(n), []byte("x"), 0o444)
-	if err := new(Verifier).displayFree(n, Claim{}); ReasonOf(err) != DisplayLockDiffers {
+	if err := displayFree(n, Claim{}); ReasonOf(err) != DisplayLockDiffers {
 		t.Errorf("lock of nobody: %v", err)
 	}
 	os.Remove(xLock(n))
@@ -526,7 +526,7 @@ func TestDisplayFree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := new(Verifier).displayFree(n, Claim{}); ReasonOf(err) != DisplayLive {
+	if err := displayFree(n, Claim{}); ReasonOf(err) != DisplayLive {
 		t.Errorf("a server of ours: %v", err)
 	}
 	l.Close()
@@ -548,7 +548,7 @@ func TestForeignDisplayIsLeftAlone(t *testing.T) {
 	cmd := helperCommand("listen", xSocket(n), xLock(n))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	startHelper(t, cmd)
-	if err := new(Verifier).displayFree(n, Claim{}); err != nil {
+	if err := displayFree(n, Claim{}); err != nil {
 		t.Errorf("another user's display: %v", err)
 	}
 	if err := ClearDisplay(n, deadPID(t)); ReasonOf(err) != DisplayLive {

@@ -75,7 +75,7 @@ func (v *Verifier) checkVacant(ctx context.Context, c Claim) error {
 		}
 	}
 	for _, n := range displays {
-		if err := v.displayFree(n, c); err != nil {
+		if err := displayFree(n, c); err != nil {
 			return err
 		}
 	}
