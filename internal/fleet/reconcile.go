@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"abfleet/internal/audit"
+	"abfleet/internal/fault"
 	"abfleet/internal/store"
 )
 
@@ -61,6 +62,9 @@ func (f *Fleet) RestartWanted(ctx context.Context) error {
 			return struct{}{}, f.restartWanted(ctx, actor, session)
 		})
 		errs = append(errs, err)
+		if fault.Is(err, fault.ServiceUnavailable) {
+			break // it stops; the next start goes on
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -101,7 +101,11 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) er
 	defer cancel()
 	// Somebody may have stopped either process, and a stopped one closes
 	// nothing. To a running one this signal means nothing.
-	if werr := errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(live.SignalBrowser(wctx, syscall.SIGCONT))); werr != nil {
+	werr := live.SignalBrowser(wctx, syscall.SIGCONT)
+	if proof.ReasonOf(werr) == proof.NoBrowser {
+		werr = nil // a start that was broken off before it had one
+	}
+	if werr = errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(werr)); werr != nil {
 		r.log.Warn("cannot wake browser before its stop", "error", werr)
 	}
 	if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
