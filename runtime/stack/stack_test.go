@@ -37,7 +37,7 @@ func TestInRig(t *testing.T) {
 	}
 	run := rig.InsideRun{How: "user", Tests: os.Getenv("ABF_RUN"), Least: 1}
 	if run.Tests == "" {
-		run.Least = 15
+		run.Least = 14
 	}
 	rig.TestInside(t, rig.Options{Name: "stack", Binds: map[string]string{bin: rig.BinDir}}, run)
 }
