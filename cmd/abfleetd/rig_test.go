@@ -258,7 +258,9 @@ func TestServiceUnderSystemd(t *testing.T) {
 	t.Run("broken configuration", func(t *testing.T) {
 		m.sh("systemctl --user stop abfleetd; mkdir -p .config/abfleet && echo 'colour = 1' > .config/abfleet/config.toml")
 		m.contains(m.fails(3, "abfleet", "identity", "list"), "it does not start", "colour", "code: service_unavailable")
-		m.contains(m.bridgeFailure(t), "it does not start", "colour")
+		answer, detail := m.bridgeFailure(t)
+		m.contains(answer, "it does not answer", "ask the person to run `abfleet doctor`")
+		m.contains(detail, "it does not start", "colour")
 		m.contains(m.fails(1, "abfleet", "doctor"), "colour")
 		m.sh("rm .config/abfleet/config.toml && abfleet setup --now")
 		m.contains(m.sh("abfleet identity list"), "one")
@@ -319,8 +321,13 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.contains(m.sh("XDG_STATE_HOME=$HOME/elsewhere abfleet setup --now"), "http://127.0.0.2:28001/")
 		m.sh("abfleet identity list && test -f elsewhere/abfleet/state.db")
 		m.contains(m.sh("abfleet view"), "http://127.0.0.2:28001/")
-		m.sh("rm .config/abfleet/config.toml && abfleet setup --now")
+		// The next shell does not have the variable; the state is still that one.
+		m.contains(m.sh("rm .config/abfleet/config.toml && abfleet setup --now"), "/home/tester/elsewhere/abfleet")
 		m.contains(m.sh("abfleet view"), "http://127.0.0.1:28001/")
+		if list := m.sh("abfleet identity list"); strings.Contains(list, "one") {
+			t.Errorf("a second setup went back to the default state: %s", list)
+		}
+		m.sh("abfleet setup --now --state-dir .local/state/abfleet")
 		m.contains(m.sh("abfleet identity list"), "one")
 	})
 
@@ -366,10 +373,12 @@ func (m *machine) mcpClient(t *testing.T) *mcp.ClientSession {
 	return cs
 }
 
-// bridgeFailure returns how the bridge answers one call.
-func (m *machine) bridgeFailure(t *testing.T) string {
+// bridgeFailure returns how the bridge answers one call, and what it tells the
+// person who started it.
+func (m *machine) bridgeFailure(t *testing.T) (answer, detail string) {
 	t.Helper()
-	return m.sh(`echo '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"browser_click"}}' | abfleet mcp --session s`)
+	answer = m.sh(`echo '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"browser_click"}}' | abfleet mcp --session s 2>detail`)
+	return answer, m.sh("cat detail; rm detail")
 }
 
 // A host that the fleet cannot work on is refused in one sentence, before
