@@ -79,9 +79,11 @@ func talk(t *testing.T, socket string) (send func(string), receive func() string
 	t.Helper()
 	inRead, inWrite := io.Pipe()
 	outRead, outWrite := io.Pipe()
-	done := make(chan error, 1)
+	var err error
+	done := make(chan struct{})
 	go func() {
-		done <- newBridge(socket, "s", outWrite).run(t.Context(), inRead)
+		defer close(done)
+		err = newBridge(socket, "s", outWrite).run(t.Context(), inRead)
 		_ = outWrite.Close()
 	}()
 	lines := make(chan string, 64)
@@ -93,7 +95,8 @@ func talk(t *testing.T, socket string) (send func(string), receive func() string
 		}
 		close(lines)
 	}()
-	t.Cleanup(func() { _ = inWrite.Close(); _ = outRead.Close() })
+	// The next test may change what this bridge reads to its end.
+	t.Cleanup(func() { _ = inWrite.Close(); _ = outRead.Close(); <-done })
 	send = func(line string) {
 		t.Helper()
 		if _, err := io.WriteString(inWrite, line+"\n"); err != nil {
@@ -113,7 +116,7 @@ func talk(t *testing.T, socket string) (send func(string), receive func() string
 			return ""
 		}
 	}
-	end = func() error { _ = inWrite.Close(); return <-done }
+	end = func() error { _ = inWrite.Close(); <-done; return err }
 	return send, receive, end
 }
 
