@@ -102,6 +102,12 @@ func (s *setup) run(ctx context.Context) error {
 	if s.stateDir == "" {
 		s.stateDir = s.recordedState()
 	}
+	if s.stateDir != "" {
+		var err error
+		if s.stateDir, err = filepath.Abs(s.stateDir); err != nil {
+			return err
+		}
+	}
 	if s.binDir == "" {
 		s.binDir = executableDir()
 	}
@@ -172,10 +178,7 @@ func (s *setup) writeConfig() (string, error) {
 		state = filepath.Join(dir, s.prefix)
 	}
 	if s.stateDir != "" {
-		var err error
-		if state, err = filepath.Abs(s.stateDir); err != nil {
-			return "", err
-		}
+		state = s.stateDir
 	}
 	content := fmt.Sprintf("%sunit_prefix = %q\nhome = %q\n", marker, s.prefix, state)
 	if existing, err := os.ReadFile(path); err == nil && !strings.HasPrefix(string(existing), marker) {
@@ -423,11 +426,7 @@ func (s *setup) home(cfg *config.Config) string {
 	if s.stateDir == "" {
 		return cfg.Home
 	}
-	dir, err := filepath.Abs(s.stateDir)
-	if err != nil {
-		return s.stateDir
-	}
-	return dir
+	return s.stateDir
 }
 
 // remove stops everything and removes what setup wrote. Browsers close first,

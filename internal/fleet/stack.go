@@ -160,8 +160,8 @@ func (f *Fleet) settle(ctx context.Context, actor audit.Actor, instance string) 
 	for try := 0; ; try++ {
 		obs, err := f.observe(ctx, r.Value.Evidence)
 		if err == nil && obs.State == Stopped {
-			// Its files are in nobody's way, and X would never give its number
-			// out again.
+			// Nobody else removes its files, and a display number is not given
+			// out again while its lock is there.
 			if _, serr := f.stopStack(ctx, r.Value.Evidence, "it ended"); serr != nil {
 				f.log.Warn("leftovers of a browser stay", "instance", r.Key, "error", serr)
 			}

@@ -211,8 +211,9 @@ func (t *Tab) pageObject(ctx context.Context, f *frame, handle string) (*cdp.Ses
 // evaluateGroup holds the remote objects of one evaluation.
 const evaluateGroup = "abf-evaluate"
 
-// run evaluates source. A result that is too deep is text under key. What cannot be compiled as a function or expression has
-// not run at all, and is tried as statements.
+// run evaluates source. A result that is too deep is text under key. What cannot
+// be compiled as a function or expression has not run at all, and is tried as
+// statements.
 func (t *Tab) run(ctx context.Context, s *cdp.Session, world int, object, source, key string) (evaluation, error) {
 	common := func(more map[string]any) map[string]any {
 		more["awaitPromise"], more["userGesture"], more["objectGroup"] = true, true, evaluateGroup

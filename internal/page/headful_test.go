@@ -1,6 +1,7 @@
 package page
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"syscall"
@@ -12,10 +13,9 @@ import (
 	"abfleet/internal/page/pagetest"
 )
 
-// A browser with a screen shows one tab; the others are hidden: they paint
-// nothing and Chromium holds mouse movements back there. An agent must be able
-// to work in such a tab while a person looks at another.
-func TestBackgroundTab(t *testing.T) {
+// onScreen starts a browser that has a screen, and attaches to it.
+func onScreen(t *testing.T) (context.Context, *Browser) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a second browser")
 	}
@@ -25,7 +25,15 @@ func TestBackgroundTab(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	t.Cleanup(func() { b.Close() })
+	return ctx, b
+}
+
+// A browser with a screen shows one tab; the others are hidden: they paint
+// nothing and Chromium holds mouse movements back there. An agent must be able
+// to work in such a tab while a person looks at another.
+func TestBackgroundTab(t *testing.T) {
+	ctx, b := onScreen(t)
 	url := site{
 		"/work":   `<title>Work</title><button onclick="this.textContent='pressed'">x</button><input id=i><p style="margin-top:2000px">end</p>`,
 		"/person": "<title>Person</title>",
@@ -114,16 +122,7 @@ func TestBackgroundTab(t *testing.T) {
 // Pictures asked for at once, of a page that goes on loading others, do not get
 // into each other's way.
 func TestPicturesAtOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a second browser")
-	}
-	chromium := pagetest.Start(t, pagetest.Options{Headful: true, Env: []string{"DISPLAY=" + pagetest.Display(t)}})
-	ctx := testContext(t)
-	b, err := Attach(ctx, cdp.New(chromium.Pipe()), Options{KeepPage: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	ctx, b := onScreen(t)
 	url := site{"/long": `<p style="margin-top:2000px">end</p>`}.start(t) + "/long"
 	tab, err := b.Client("").NewTab(ctx, url)
 	if err != nil {

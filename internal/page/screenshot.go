@@ -82,14 +82,10 @@ func (t *Tab) Screenshot(ctx context.Context, o ScreenshotOptions) (Image, error
 		// The document was replaced in the middle.
 		t.paint(limited)
 	}
-	switch {
-	case err == nil:
-	case errors.Is(err, errUnpainted):
+	if errors.Is(err, errUnpainted) {
 		return img, fault.New(fault.Timeout, op, "take a snapshot instead", "%w", err)
-	default:
-		return img, t.explain(op, o.Target, err)
 	}
-	return img, nil
+	return img, t.explain(op, o.Target, err)
 }
 
 // shoot makes the picture of the page as it is now.

@@ -155,12 +155,7 @@ func notOf(c Claim, pid int) bool {
 		return false
 	}
 	sockets, roots, _ := c.evidence()
-	for _, target := range files {
-		if slices.Contains(roots, strings.TrimSuffix(target, " (deleted)")) {
-			return false
-		}
-	}
-	return !slices.Contains(sockets, rfbPath(args)) && running(fd, pid) == nil
+	return rootAmong(files, roots) == "" && !slices.Contains(sockets, rfbPath(args)) && running(fd, pid) == nil
 }
 
 // ClearDisplay removes the X lock and the X socket that the dead process deadPID

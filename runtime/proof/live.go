@@ -469,10 +469,10 @@ func (v *Verifier) AwaitEnd(ctx context.Context, g Generation) error {
 		return fmt.Errorf("%s: %w", g, err)
 	}
 	if err := sameBoot(g); err != nil {
-		return ignoreEnded(err)
+		return IgnoreEnded(err)
 	}
 	for _, m := range g.members() {
-		if err := ignoreEnded(awaitMember(ctx, m)); err != nil {
+		if err := IgnoreEnded(awaitMember(ctx, m)); err != nil {
 			return fmt.Errorf("%s: %w", g, err)
 		}
 	}
@@ -498,7 +498,8 @@ func awaitMember(ctx context.Context, m Member) error {
 	return nil
 }
 
-func ignoreEnded(err error) error {
+// IgnoreEnded is err, or nil where that is only that the process has ended.
+func IgnoreEnded(err error) error {
 	if Ended(err) {
 		return nil
 	}

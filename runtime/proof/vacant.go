@@ -276,10 +276,18 @@ func (v *Verifier) hasRole(pid int, sockets, roots []string) string {
 	if err != nil {
 		return ""
 	}
+	if root := rootAmong(files, roots); root != "" {
+		return fmt.Sprintf("runs %s and holds %s open", name, root)
+	}
+	return ""
+}
+
+// rootAmong returns the first open file that is one of the root files, or "". A
+// Role keeps the file open also after its directory was removed.
+func rootAmong(files map[string]string, roots []string) string {
 	for _, target := range files {
-		// A Role keeps the file open also after its directory was removed.
 		if slices.Contains(roots, strings.TrimSuffix(target, " (deleted)")) {
-			return fmt.Sprintf("runs %s and holds %s open", name, target)
+			return target
 		}
 	}
 	return ""

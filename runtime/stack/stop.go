@@ -80,7 +80,7 @@ func (r *Runtime) wakeDisplay(ctx context.Context, e evidence) {
 		return // it is stopped, and judged, after the browser
 	}
 	defer live.Close()
-	if err := ignoreEnded(live.Signal(ctx, syscall.SIGCONT)); err != nil {
+	if err := proof.IgnoreEnded(live.Signal(ctx, syscall.SIGCONT)); err != nil {
 		r.log.Warn("cannot wake display before the stop", "error", err)
 	}
 }
@@ -105,7 +105,7 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) er
 	if proof.ReasonOf(werr) == proof.NoBrowser {
 		werr = nil // a start that was broken off before it had one
 	}
-	if werr = errors.Join(ignoreEnded(live.Signal(wctx, syscall.SIGCONT)), ignoreEnded(werr)); werr != nil {
+	if werr = errors.Join(proof.IgnoreEnded(live.Signal(wctx, syscall.SIGCONT)), proof.IgnoreEnded(werr)); werr != nil {
 		r.log.Warn("cannot wake browser before its stop", "error", werr)
 	}
 	if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
@@ -173,13 +173,6 @@ func (r *Runtime) ending(e evidence) (clean bool, detail string) {
 	return exit.Clean, describe(exit)
 }
 
-func ignoreEnded(err error) error {
-	if proof.Ended(err) {
-		return nil
-	}
-	return err
-}
-
 // stopRefused ends a browser whose proof was refused, without a signal of ours.
 // The key opens that generation's own holder and nothing else, so asking it
 // needs no more proof. Where the refusal is only that systemd could not be
@@ -214,7 +207,7 @@ func (r *Runtime) escalate(ctx context.Context, live *proof.Live) error {
 func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []syscall.Signal) error {
 	live, err := r.verifier.Live(ctx, g)
 	if err != nil {
-		return ignoreEnded(err)
+		return proof.IgnoreEnded(err)
 	}
 	defer live.Close()
 	for _, sig := range signals {

@@ -85,37 +85,46 @@ func load(name string) (*config.Config, error) {
 	return config.Load(file, os.Getenv)
 }
 
-// usedSnapshot makes a Template Snapshot of a profile that has been used.
-func usedSnapshot(b *bencher, r *stack.Runtime, cfg *config.Config) (string, error) {
-	dir, snapshot := cfg.TemplateDir("identity-1"), cfg.SnapshotDir("identity-1")
+// used is a Runtime with a Template Snapshot of a profile that has been used.
+func used(b *bencher, name string) (*config.Config, *stack.Runtime, error) {
+	cfg, err := load(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := stack.New(b, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := makeSnapshot(b, r, cfg); err != nil {
+		r.Close()
+		return nil, nil, err
+	}
+	return cfg, r, nil
+}
+
+func makeSnapshot(b *bencher, r *stack.Runtime, cfg *config.Config) error {
+	dir := cfg.TemplateDir("identity-1")
 	if err := r.CreateProfile(b, dir); err != nil {
-		return "", err
+		return err
 	}
 	ev, err := r.Start(b, fleet.StartRequest{Instance: "benchlogin", Generation: 1, Profile: dir, URL: "data:text/html,<h1>bench</h1>"})
 	if err != nil {
-		return "", err
+		return err
 	}
 	if _, err := r.Stop(b, ev, "bench"); err != nil {
-		return "", err
+		return err
 	}
-	return snapshot, r.CaptureSnapshot(b, dir, snapshot)
+	return r.CaptureSnapshot(b, dir, cfg.SnapshotDir("identity-1"))
 }
 
 // benchClone compares a slim clone with cp and one sync of the same tree, on
 // the home directory's file system.
 func benchClone(b *bencher) error {
-	cfg, err := load("clone")
-	if err != nil {
-		return err
-	}
-	r, err := stack.New(b, cfg, slog.New(slog.DiscardHandler))
+	cfg, r, err := used(b, "clone")
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	if _, err := usedSnapshot(b, r, cfg); err != nil {
-		return err
-	}
 	src := cfg.TemplateDir("identity-1")
 	out := row{Name: "slim clone of a Profile", Peer: "cp --reflink=auto + sync", Limit: 0.6, Unit: "ms"}
 	for i := range b.n {
@@ -184,21 +193,13 @@ func benchStack(b *bencher) error {
 
 // benchHolder measures the memory of what holds a browser's CDP pipe.
 func benchHolder(b *bencher) error {
-	cfg, err := load("holder")
-	if err != nil {
-		return err
-	}
-	r, err := stack.New(b, cfg, slog.New(slog.DiscardHandler))
+	cfg, r, err := used(b, "holder")
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	snapshot, err := usedSnapshot(b, r, cfg)
-	if err != nil {
-		return err
-	}
 	out := row{Name: "holder memory (PSS)", Unit: "MB", Ceiling: 6}
-	ev, err := r.Start(b, fleet.StartRequest{Instance: "benchstack", Generation: 1, Profile: cfg.ProfileDir("identity-1", "ours"), CloneFrom: snapshot})
+	ev, err := r.Start(b, fleet.StartRequest{Instance: "benchstack", Generation: 1, Profile: cfg.ProfileDir("identity-1", "ours"), CloneFrom: cfg.SnapshotDir("identity-1")})
 	if err != nil {
 		return err
 	}
