@@ -9,8 +9,10 @@
 // the role's program (a display) or stays as the holder of Chromium: it owns
 // the socketpair that Chromium takes for its debugging pipe, serves CDP to
 // several clients on a unix socket, turns stop signals into a clean
-// Browser.close, relays Chromium's output to the journal, and leaves exit.json.
+// Browser.close, relays Chromium's output to the journal, keeps its windows as
+// large as the screen, and leaves exit.json.
 //
 // The memory of a holder is paid once per browser, so this package uses the
-// standard library and golang.org/x/sys only, and not much of the former.
+// standard library, golang.org/x/sys and an X protocol library only, and not
+// much of the first.
 package holder

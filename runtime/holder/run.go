@@ -101,6 +101,14 @@ func hold(spec *Spec, res resources) int {
 		hello:  welcome{BrowserPID: br.pid, Generation: spec.Generation},
 	}
 	go b.trim.run()
+	if h.Display != "" {
+		go func() {
+			<-b.page // the start of the browser comes first
+			if err := keepWindows(h.Display, h.Authority); err != nil {
+				relay.say(4, "cannot keep the windows as large as the screen: "+err.Error())
+			}
+		}()
+	}
 	rootEnded := make(chan error, 1)
 	go func() { rootEnded <- b.readRoot() }()
 	go s.accept(l)

@@ -56,6 +56,9 @@ type HolderSpec struct {
 	PeerCgroup string
 	// ExitFile is where the holder leaves its Exit.
 	ExitFile string
+	// Display is the X display, ":N", whose windows are kept as large as the
+	// screen, and Authority the path of its Xauthority file. Empty: none.
+	Display, Authority string
 	// Mute lists texts whose lines of the browser's output are not relayed:
 	// complaints about what it was denied on purpose.
 	Mute []string `json:",omitempty"`

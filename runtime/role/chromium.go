@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -104,7 +103,7 @@ func (c Chromium) Env() []string {
 		"HOME=" + c.Home,
 		"PATH=/usr/local/bin:/usr/bin:/bin",
 		"LANG=C.UTF-8",
-		"DISPLAY=:" + strconv.Itoa(c.Display),
+		"DISPLAY=" + XDisplay(c.Display),
 		"XAUTHORITY=" + c.Authority,
 		"TMPDIR=" + c.TempDir,
 		// Crash reports would go to the user's own Chromium configuration.

@@ -43,7 +43,7 @@ type Display struct {
 // Chromium's window to a new size.
 func (d Display) Args() []string {
 	return []string{
-		d.Program, ":" + strconv.Itoa(d.Number),
+		d.Program, XDisplay(d.Number),
 		"-auth", d.Authority,
 		"-geometry", fmt.Sprintf("%dx%d", d.Width, d.Height), "-depth", "24",
 		"-rfbport", "-1", "-rfbunixpath", d.RFBSocket, "-rfbunixmode", "0600",
@@ -58,6 +58,9 @@ func (d Display) Args() []string {
 func (d Display) Env() []string {
 	return []string{"HOME=" + d.Home, "PATH=/usr/bin:/bin", "LANG=C.UTF-8"}
 }
+
+// XDisplay returns the name of display n as X clients take it.
+func XDisplay(n int) string { return ":" + strconv.Itoa(n) }
 
 // XLock returns the path of the lock file of display n.
 func XLock(n int) string { return fmt.Sprintf("/tmp/.X%d-lock", n) }

@@ -323,7 +323,10 @@ func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	}
 	spec := &browser.spec
 	spec.Args, spec.Env, spec.Dir, spec.LockFile, spec.NoFile = c.Args(), c.Env(), home(), s.req.Profile+".lock", browserNoFile
-	spec.Holder = &holder.HolderSpec{Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit(), Mute: role.ChromiumNoise}
+	spec.Holder = &holder.HolderSpec{
+		Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit(), Mute: role.ChromiumNoise,
+		Display: role.XDisplay(c.Display), Authority: c.Authority,
+	}
 	if err := s.release(ctx, browser); err != nil {
 		return err
 	}
