@@ -126,7 +126,7 @@ func (s *subject) cost(ctx context.Context) (*Cost, error) {
 // answer of the product tells; its journal does.
 func (s *subject) generation(ctx context.Context, session string) (proof.Generation, error) {
 	var g proof.Generation
-	out, err := s.Journal(ctx, "-o", "cat", "--output-fields=ABF_INSTANCE", "-r", "-n", "1", "ABF_SESSION="+session, "ABF_ROLE=chromium")
+	out, err := s.Journal(ctx, "-o", "cat", "--output-fields=ABF_INSTANCE", "-r", "-n", "1", "ABF_SESSION="+session, "ABF_EVENT=session_browser.started")
 	if err != nil {
 		return g, err
 	}

@@ -28,26 +28,38 @@ const ReadLogin = `(async (page) => {
 	return { persistentCookie: shown["persistent cookie"], sessionCookie: shown["session cookie"], localStorage: shown["localStorage"], indexedDB: shown["IndexedDB"] };
 })`
 
+// loggedInPath is where SelfLogin's page goes.
+const loggedInPath = SelfLoginPath + "/done"
+
 // SelfLogin adds to the application a page that logs in as the default user
-// without a person. When the browser holds all of the login, done is called;
-// then the browser is at the account page. A login may be done several times.
+// without a person. When the browser holds all of the login, done is called. By
+// then the browser is at another page, which logs nobody in when a restored
+// browser opens it again; it calls done again.
 func SelfLogin(application http.Handler, done func(Login)) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", application)
-	mux.HandleFunc("GET "+SelfLoginPath, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		fmt.Fprintf(w, `<!doctype html><title>Logging in</title><p>This page logs in by itself.<iframe id="account" hidden></iframe><script>
+	page := func(path, text string, args ...any) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			fmt.Fprintf(w, text, args...)
+		})
+	}
+	page(SelfLoginPath, `<!doctype html><title>Logging in</title><p>This page logs in by itself.<iframe id="account" hidden></iframe><script>
 (async () => {
 	const answer = await fetch("/login", { method: "POST", body: new URLSearchParams({ user: %q, pass: %q }) });
 	const frame = document.getElementById("account");
 	await new Promise((resolve) => { frame.onload = resolve; frame.src = answer.url; });
-	const login = await %s(frame.contentDocument);
-	await fetch(%q, { method: "POST", body: JSON.stringify(login) });
-	location = "/account";
+	await %s(frame.contentDocument);
+	location.replace(%q);
 })();
-</script>`, DefaultUser, DefaultPassword, ReadLogin, SelfLoginPath)
-	})
-	mux.HandleFunc("POST "+SelfLoginPath, func(w http.ResponseWriter, r *http.Request) {
+</script>`, DefaultUser, DefaultPassword, ReadLogin, loggedInPath)
+	page(loggedInPath, `<!doctype html><title>Logged in</title><p><a href="/account">Account</a><iframe id="account" src="/account" hidden></iframe><script>
+onload = async () => {
+	const login = await %s(document.getElementById("account").contentDocument);
+	await fetch(%q, { method: "POST", body: JSON.stringify(login) });
+};
+</script>`, ReadLogin, loggedInPath)
+	mux.HandleFunc("POST "+loggedInPath, func(w http.ResponseWriter, r *http.Request) {
 		var login Login
 		if err := json.NewDecoder(io.LimitReader(r.Body, maxForm)).Decode(&login); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
