@@ -5,6 +5,7 @@ import (
 	"log"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jezek/xgb"
@@ -25,11 +26,13 @@ type windows struct {
 	// width and height are what a window has at least when it fills the
 	// screen. Chromium's own is one pixel short of the screen.
 	width, height uint16
-	// moved is when each window that does not fill the screen was first and
-	// last seen to change.
-	moved map[xproto.Window]change
+	wake          chan struct{} // capacity 1: there is something in moved
+
+	mu    sync.Mutex               // guards the field that follows
+	moved map[xproto.Window]change // windows that may not fill the screen
 }
 
+// change is when a window was first and last seen to change.
 type change struct{ first, last time.Time }
 
 const (
@@ -54,38 +57,25 @@ func keepWindows(display, authority string) error {
 		return err
 	}
 	defer conn.Close()
-	w := &windows{conn: conn, moved: map[xproto.Window]change{}}
+	w := &windows{conn: conn, wake: make(chan struct{}, 1), moved: map[xproto.Window]change{}}
 	if err := w.begin(); err != nil {
 		return err
 	}
-	events := make(chan xgb.Event)
+	ended := make(chan struct{})
 	go func() {
-		defer close(events)
-		for {
-			ev, xerr := conn.WaitForEvent()
-			if ev == nil && xerr == nil {
-				return
-			}
-			// Errors are about windows that were closed meanwhile.
-			if ev != nil {
-				events <- ev
-			}
-		}
+		defer close(ended)
+		w.listen()
 	}()
 	timer := time.NewTimer(0)
 	for {
 		select {
-		case ev, ok := <-events:
-			if !ok {
-				return nil
-			}
-			w.see(ev)
+		case <-w.wake:
 		case <-timer.C:
+		case <-ended:
+			return nil
 		}
 		if wait, ok := w.fit(time.Now()); ok {
 			timer.Reset(wait)
-		} else {
-			timer.Stop()
 		}
 	}
 }
@@ -115,37 +105,40 @@ func (w *windows) begin() error {
 		return err
 	}
 	for _, id := range tree.Children {
-		if g, err := xproto.GetGeometry(w.conn, xproto.Drawable(id)).Reply(); err == nil {
-			w.note(id, g.X, g.Y, g.Width, g.Height)
-		}
+		w.note(id)
 	}
 	return nil
 }
 
-// see notes what an event says about a window.
-func (w *windows) see(ev xgb.Event) {
-	switch ev := ev.(type) {
-	case xproto.ConfigureNotifyEvent:
-		if !ev.OverrideRedirect {
-			w.note(ev.Window, ev.X, ev.Y, ev.Width, ev.Height)
-		}
-	case xproto.MapNotifyEvent:
-		if ev.OverrideRedirect {
+// listen notes the windows that change until the display ends. It asks for
+// nothing: an answer would wait behind events that nobody takes.
+func (w *windows) listen() {
+	for {
+		ev, xerr := w.conn.WaitForEvent()
+		if ev == nil && xerr == nil {
 			return
 		}
-		if g, err := xproto.GetGeometry(w.conn, xproto.Drawable(ev.Window)).Reply(); err == nil {
-			w.note(ev.Window, g.X, g.Y, g.Width, g.Height)
+		// Errors are about windows that were closed meanwhile.
+		switch ev := ev.(type) {
+		case xproto.ConfigureNotifyEvent:
+			if !ev.OverrideRedirect && !w.full(ev.X, ev.Y, ev.Width, ev.Height) {
+				w.note(ev.Window)
+			}
+		case xproto.MapNotifyEvent:
+			if !ev.OverrideRedirect {
+				w.note(ev.Window)
+			}
 		}
-	case xproto.DestroyNotifyEvent:
-		delete(w.moved, ev.Window)
 	}
 }
 
-func (w *windows) note(id xproto.Window, x, y int16, width, height uint16) {
-	if x <= 0 && y <= 0 && int(x)+int(width) >= int(w.width) && int(y)+int(height) >= int(w.height) {
-		delete(w.moved, id)
-		return
-	}
+func (w *windows) full(x, y int16, width, height uint16) bool {
+	return x <= 0 && y <= 0 && int(x)+int(width) >= int(w.width) && int(y)+int(height) >= int(w.height)
+}
+
+func (w *windows) note(id xproto.Window) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	now := time.Now()
 	c, known := w.moved[id]
 	if !known {
@@ -153,23 +146,35 @@ func (w *windows) note(id xproto.Window, x, y int16, width, height uint16) {
 	}
 	c.last = now
 	w.moved[id] = c
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
 }
 
 // fit makes those windows large that have been still for long enough. ok is
 // false when there is nothing to wait for.
 func (w *windows) fit(now time.Time) (wait time.Duration, ok bool) {
+	var still []xproto.Window
+	w.mu.Lock()
 	for id, c := range w.moved {
-		if left := min(windowQuiet-now.Sub(c.last), windowLongest-now.Sub(c.first)); left > 0 {
-			if !ok || left < wait {
-				wait, ok = left, true
-			}
+		left := min(windowQuiet-now.Sub(c.last), windowLongest-now.Sub(c.first))
+		switch {
+		case left <= 0:
+			still = append(still, id)
+			delete(w.moved, id)
+		case !ok || left < wait:
+			wait, ok = left, true
+		}
+	}
+	w.mu.Unlock()
+	for _, id := range still {
+		g, err := xproto.GetGeometry(w.conn, xproto.Drawable(id)).Reply()
+		if err != nil || w.full(g.X, g.Y, g.Width, g.Height) || !w.browser(id) {
 			continue
 		}
-		delete(w.moved, id)
-		if w.browser(id) {
-			const place = xproto.ConfigWindowX | xproto.ConfigWindowY | xproto.ConfigWindowWidth | xproto.ConfigWindowHeight
-			xproto.ConfigureWindow(w.conn, id, place, []uint32{0, 0, uint32(w.width), uint32(w.height)})
-		}
+		const place = xproto.ConfigWindowX | xproto.ConfigWindowY | xproto.ConfigWindowWidth | xproto.ConfigWindowHeight
+		xproto.ConfigureWindow(w.conn, id, place, []uint32{0, 0, uint32(w.width), uint32(w.height)})
 	}
 	return wait, ok
 }
