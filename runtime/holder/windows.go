@@ -22,14 +22,14 @@ import (
 type windows struct {
 	conn  *xgb.Conn
 	root  xproto.Window
-	types struct{ window, normal, state, above xproto.Atom }
+	types struct{ window, normal, dialog, state, above xproto.Atom }
 	// width and height are what a window has at least when it fills the
 	// screen. Chromium's own is one pixel short of the screen.
 	width, height uint16
 	wake          chan struct{} // capacity 1: there is something in moved
 
 	mu    sync.Mutex               // guards the field that follows
-	moved map[xproto.Window]change // windows that may not fill the screen
+	moved map[xproto.Window]change // windows that may not be where they belong
 }
 
 // change is when a window was first and last seen to change.
@@ -87,6 +87,7 @@ func (w *windows) begin() error {
 	for name, atom := range map[string]*xproto.Atom{
 		"_NET_WM_WINDOW_TYPE":        &w.types.window,
 		"_NET_WM_WINDOW_TYPE_NORMAL": &w.types.normal,
+		"_NET_WM_WINDOW_TYPE_DIALOG": &w.types.dialog,
 		"_NET_WM_STATE":              &w.types.state,
 		"_NET_WM_STATE_ABOVE":        &w.types.above,
 	} {
@@ -121,7 +122,7 @@ func (w *windows) listen() {
 		// Errors are about windows that were closed meanwhile.
 		switch ev := ev.(type) {
 		case xproto.ConfigureNotifyEvent:
-			if !ev.OverrideRedirect && !w.full(ev.X, ev.Y, ev.Width, ev.Height) {
+			if !ev.OverrideRedirect {
 				w.note(ev.Window)
 			}
 		case xproto.MapNotifyEvent:
@@ -130,10 +131,6 @@ func (w *windows) listen() {
 			}
 		}
 	}
-}
-
-func (w *windows) full(x, y int16, width, height uint16) bool {
-	return x <= 0 && y <= 0 && int(x)+int(width) >= int(w.width) && int(y)+int(height) >= int(w.height)
 }
 
 func (w *windows) note(id xproto.Window) {
@@ -152,8 +149,8 @@ func (w *windows) note(id xproto.Window) {
 	}
 }
 
-// fit makes those windows large that have been still for long enough. ok is
-// false when there is nothing to wait for.
+// fit gives their place to those windows that have been still for long enough.
+// ok is false when there is nothing to wait for.
 func (w *windows) fit(now time.Time) (wait time.Duration, ok bool) {
 	var still []xproto.Window
 	w.mu.Lock()
@@ -169,28 +166,43 @@ func (w *windows) fit(now time.Time) (wait time.Duration, ok bool) {
 	}
 	w.mu.Unlock()
 	for _, id := range still {
-		g, err := xproto.GetGeometry(w.conn, xproto.Drawable(id)).Reply()
-		if err != nil || w.full(g.X, g.Y, g.Width, g.Height) || !w.browser(id) {
-			continue
-		}
-		const place = xproto.ConfigWindowX | xproto.ConfigWindowY | xproto.ConfigWindowWidth | xproto.ConfigWindowHeight
-		xproto.ConfigureWindow(w.conn, id, place, []uint32{0, 0, uint32(w.width), uint32(w.height)})
+		w.place(id)
 	}
 	return wait, ok
 }
 
-// browser reports whether a window is an ordinary one that is shown. Menus and
-// bubbles, dialogs and a video in a window of its own keep their size.
-func (w *windows) browser(id xproto.Window) bool {
+// place gives a window that is shown its place: a browser's the whole screen, a
+// dialog's what of the screen it can have, since GTK makes its file chooser
+// higher than a small screen and puts the buttons at the bottom. Menus and
+// bubbles, and a video in a window of its own, stay what they are.
+func (w *windows) place(id xproto.Window) {
 	a, err := xproto.GetWindowAttributes(w.conn, id).Reply()
 	if err != nil || a.OverrideRedirect || a.MapState == xproto.MapStateUnmapped || a.Class != xproto.WindowClassInputOutput {
-		return false
+		return
 	}
-	if len(w.property(id, xproto.AtomWmTransientFor)) > 0 {
-		return false
+	g, err := xproto.GetGeometry(w.conn, xproto.Drawable(id)).Reply()
+	if err != nil {
+		return
 	}
+	x, y, width, height := 0, 0, int(w.width), int(w.height)
 	kinds := w.property(id, w.types.window)
-	return len(kinds) > 0 && kinds[0] == uint32(w.types.normal) && !slices.Contains(w.property(id, w.types.state), uint32(w.types.above))
+	switch {
+	case len(kinds) == 0 || slices.Contains(w.property(id, w.types.state), uint32(w.types.above)):
+		return
+	case kinds[0] == uint32(w.types.dialog), len(w.property(id, xproto.AtomWmTransientFor)) > 0:
+		width, height = min(width, int(g.Width)), min(height, int(g.Height))
+		x, y = max(0, min(int(g.X), int(w.width)-width)), max(0, min(int(g.Y), int(w.height)-height))
+	case kinds[0] != uint32(w.types.normal), w.full(g):
+		return
+	}
+	const all = xproto.ConfigWindowX | xproto.ConfigWindowY | xproto.ConfigWindowWidth | xproto.ConfigWindowHeight
+	xproto.ConfigureWindow(w.conn, id, all, []uint32{uint32(x), uint32(y), uint32(width), uint32(height)})
+}
+
+// full reports whether a window leaves nothing of the screen free; one that a
+// page has made full-screen is larger than the others.
+func (w *windows) full(g *xproto.GetGeometryReply) bool {
+	return g.X <= 0 && g.Y <= 0 && int(g.X)+int(g.Width) >= int(w.width) && int(g.Y)+int(g.Height) >= int(w.height)
 }
 
 // property returns a property of 32-bit items, nil when it is not there.

@@ -2,18 +2,25 @@ package stack
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/jezek/xgb"
+	"github.com/jezek/xgb/xproto"
+
 	"abfleet/internal/cdp"
+	"abfleet/internal/fleet"
+	"abfleet/runtime/role"
 )
 
 // TestWindow protects the person's view: no window manager runs, so a window has
 // to fill the screen from the start, cannot be minimised away, and fills the
 // screen again whoever made it small. A page cannot do that to a window with
 // tabs, but to a popup of its own; a person does it who tears off a tab. What
-// is small on purpose, a page's picture-in-picture window, stays so.
+// is small on purpose, a page's picture-in-picture window, stays so. Dialogs do
+// not hang over the edge.
 func TestWindow(t *testing.T) {
 	w := newWorld(t)
 	ev := w.start("hhhhhhhhhh", w.cfg.TemplateDir("identity-1"))
@@ -131,7 +138,48 @@ func TestWindow(t *testing.T) {
 	if inner != before || inner >= w.cfg.ScreenWidth-1 {
 		t.Errorf("the picture-in-picture window is %d wide, was %d", inner, before)
 	}
+	evaluate(first, "pip.close()", nil)
+
+	evaluate(first, `const file = document.createElement("input"); file.type = "file"; file.showPicker()`, nil)
+	w.dialogFits(ev)
 	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// dialogFits waits until a dialog shows and is on the screen as a whole.
+func (w *world) dialogFits(ev fleet.Evidence) {
+	w.t.Helper()
+	e, err := decode(ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Setenv("XAUTHORITY", w.files(e.Instance).authority())
+	conn, err := xgb.NewConnDisplay(role.XDisplay(e.Display.Display))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close()
+	root := xproto.Setup(conn).DefaultScreen(conn).Root
+	last := "there is none"
+	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); {
+		tree, err := xproto.QueryTree(conn, root).Reply()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, id := range tree.Children {
+			owner, err := xproto.GetProperty(conn, false, id, xproto.AtomWmTransientFor, xproto.GetPropertyTypeAny, 0, 1).Reply()
+			a, aerr := xproto.GetWindowAttributes(conn, id).Reply()
+			g, gerr := xproto.GetGeometry(conn, xproto.Drawable(id)).Reply()
+			if err != nil || aerr != nil || gerr != nil || owner.ValueLen == 0 || a.MapState == xproto.MapStateUnmapped {
+				continue
+			}
+			last = fmt.Sprintf("it is %dx%d at %d,%d", g.Width, g.Height, g.X, g.Y)
+			if g.X >= 0 && g.Y >= 0 && int(g.X)+int(g.Width) <= w.cfg.ScreenWidth && int(g.Y)+int(g.Height) <= w.cfg.ScreenHeight {
+				w.t.Log("the dialog fits: " + last)
+				return
+			}
+		}
+	}
+	w.t.Fatalf("no dialog is on the screen as a whole: %s", last)
 }
