@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -54,9 +55,9 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 
-	err := func() error {
-		listeners, err := listen(*control, *web)
-		if err != nil {
+	var listeners map[string][]net.Listener
+	err := func() (err error) {
+		if listeners, err = listen(*control, *web); err != nil {
 			return err
 		}
 		cfg, err := config.Load(*configFile, os.Getenv)
@@ -70,6 +71,14 @@ func run() int {
 	}
 	log.Error(err.Error(), sd.EventKey, string(sd.ServiceFailed), "code", string(fault.CodeOf(err)), "hint", fault.HintOf(err))
 	sd.Status(fmt.Sprintf("%s: %v (%s)", fault.CodeOf(err), err, fault.HintOf(err)))
+	status := exitStatus(err)
+	if status != exitFailed {
+		refuse(listeners, err)
+	}
+	return status
+}
+
+func exitStatus(err error) int {
 	switch fault.CodeOf(err) {
 	case fault.InvalidConfig, fault.InvalidArgument:
 		return exitConfig

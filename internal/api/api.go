@@ -5,6 +5,7 @@
 package api
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -78,6 +79,13 @@ func (e *Error) Fault() *fault.Error {
 		f.Err = text(cause)
 	}
 	return f
+}
+
+// Answered reports whether err came in an answer: whoever sent it knows more of
+// its cause than can be seen from here.
+func Answered(err error) bool {
+	var cause text
+	return errors.As(err, &cause)
 }
 
 type text string
