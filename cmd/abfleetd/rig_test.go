@@ -249,6 +249,36 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.contains(m.sh("abfleetd --version"), "abfleetd ")
 	})
 
+	// systemd would start the service again for a request that nobody answers,
+	// for as long as it waits.
+	t.Run("state in use", func(t *testing.T) {
+		m.sh("systemctl --user stop abfleetd && systemd-run --user --quiet --unit=other -p Type=notify $(command -v abfleetd) --listen-control $XDG_RUNTIME_DIR/other.sock --listen-web 127.0.0.1:0")
+		stopOther := func() { m.sh("systemctl --user stop other") }
+		defer func() { stopOther() }()
+		start := time.Now()
+		m.contains(m.fails(3, "abfleet", "identity", "list"), "it does not start", "another process holds it", "hint: Stop the other service first", "code: service_unavailable")
+		if took := time.Since(start); took > 15*time.Second {
+			t.Errorf("the answer took %v", took)
+		}
+		m.until("systemctl --user is-active abfleetd", "failed")
+		if status := m.property("ExecMainStatus"); status != "69" {
+			t.Errorf("exit status %s", status)
+		}
+		// No further start, which would take the lock's timeout and fail again.
+		m.sh("sleep 4")
+		if state := m.property("ActiveState"); state != "failed" {
+			t.Errorf("with nobody asking, the service is %s", state)
+		}
+		answer, detail := m.bridgeFailure(t)
+		m.contains(answer, "it does not answer", "ask the person to run `abfleet doctor`")
+		m.contains(detail, "another process holds it")
+		m.contains(m.fails(5, "abfleet", "doctor"), "FAIL  service", "another process holds it")
+		stopOther()
+		stopOther = func() {}
+		m.until("systemctl --user is-active abfleetd", "failed")
+		m.contains(m.sh("abfleet identity list"), "one")
+	})
+
 	t.Run("a socket too many", func(t *testing.T) {
 		m.sh(`printf '[Socket]\nListenStream=%%t/more.sock\nFileDescriptorName=metrics\nService=abfleetd.service\n' > .config/systemd/user/more.socket && systemctl --user daemon-reload && systemctl --user stop abfleetd && systemctl --user start more.socket`)
 		defer m.sh("systemctl --user stop more.socket; rm .config/systemd/user/more.socket; systemctl --user daemon-reload; abfleet setup --now")

@@ -16,14 +16,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"abfleet/internal/api"
 	"abfleet/internal/config"
 	"abfleet/internal/fault"
-	"abfleet/units"
 )
 
 // The exit codes. They are part of the interface.
@@ -43,9 +41,6 @@ const exitHelp = `Exit codes:
   3  the service cannot be reached
   4  the service went away: the command may have taken effect
   5  doctor found an error`
-
-// explainTimeout bounds asking systemd why the service does not answer.
-const explainTimeout = 5 * time.Second
 
 // app is one run of the command.
 type app struct {
@@ -224,25 +219,6 @@ func (a *app) controlSocket() (string, error) {
 		return filepath.Join(dir, a.prefix, "control.sock"), nil
 	}
 	return "", fault.New(fault.ServiceUnavailable, "reach the service", "Run: export XDG_RUNTIME_DIR=/run/user/$(id -u); or name the socket with --socket", "XDG_RUNTIME_DIR is not set")
-}
-
-// explain says why the service does not answer, where systemd knows it.
-func (a *app) explain(err error) error {
-	if code := fault.CodeOf(err); code != fault.ServiceUnavailable && code != fault.EffectUnknown {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), explainTimeout)
-	defer cancel()
-	unit := units.Name(a.prefix, "abfleetd.service")
-	if unitProperty(ctx, unit, "ActiveState") != "failed" {
-		return err
-	}
-	status := unitProperty(ctx, unit, "StatusText")
-	if status == "" {
-		status = "it ended as " + unitProperty(ctx, unit, "Result")
-	}
-	return fault.New(fault.ServiceUnavailable, "reach the service", "Repair that, then run: abfleet setup --now; the journal may say more: journalctl --user -u "+unit,
-		"it does not start: %s", status)
 }
 
 func (a *app) client() (*api.Client, error) {

@@ -30,18 +30,14 @@ func (a *app) identityCommand() *cobra.Command {
 	login := &cobra.Command{
 		Use: "login IDENTITY", Short: "Start the login browser of an Identity and print the page that shows it", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
-			}
-			answer, err := client.Post(cmd.Context(), api.LoginPath, api.IdentityRequest{Identity: args[0], URL: start})
+			answer, err := a.post(cmd.Context(), api.LoginPath, api.IdentityRequest{Identity: args[0], URL: start})
 			if err != nil {
 				return err
 			}
 			if answer.Identity == nil {
 				return incomplete("identity")
 			}
-			view, err := client.Get(cmd.Context(), api.ViewPath, url.Values{"identity": {answer.Identity.ID}})
+			view, err := a.get(cmd.Context(), api.ViewPath, url.Values{"identity": {answer.Identity.ID}})
 			if err != nil {
 				return err
 			}
@@ -209,10 +205,8 @@ func (a *app) versionCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			answer := &api.Answer{OK: true}
 			// A service that does not run is no failure here.
-			if client, err := a.client(); err == nil {
-				if asked, err := client.Get(cmd.Context(), api.VersionPath, nil); err == nil {
-					answer.Version = asked.Version
-				}
+			if asked, err := a.get(cmd.Context(), api.VersionPath, nil); err == nil {
+				answer.Version = asked.Version
 			}
 			if a.json {
 				a.writeJSON(map[string]any{"ok": true, "command": api.Version, "service": answer.Version})
@@ -327,22 +321,6 @@ func (a *app) session(ctx context.Context, path string, body any, text func(*api
 	}
 	a.show(answer, func() { text(answer.Session) })
 	return nil
-}
-
-func (a *app) get(ctx context.Context, path string, query url.Values) (*api.Answer, error) {
-	client, err := a.client()
-	if err != nil {
-		return nil, err
-	}
-	return client.Get(ctx, path, query)
-}
-
-func (a *app) post(ctx context.Context, path string, body any) (*api.Answer, error) {
-	client, err := a.client()
-	if err != nil {
-		return nil, err
-	}
-	return client.Post(ctx, path, body)
 }
 
 func incomplete(what string) error {

@@ -31,8 +31,10 @@ var (
 	// retryPause is the time between two tries.
 	retryPause = 200 * time.Millisecond
 	// eofGrace is how long calls in flight may finish after the client has
-	// closed its end.
-	eofGrace = 10 * time.Second
+	// closed its end, and unsentGrace how long what never reached the service
+	// is tried again then.
+	eofGrace    = 10 * time.Second
+	unsentGrace = time.Second
 )
 
 const (
@@ -97,6 +99,9 @@ type bridge struct {
 	outMu sync.Mutex
 	out   io.Writer
 
+	// eof is closed when the client has closed its end.
+	eof chan struct{}
+
 	mu       sync.Mutex // guards the fields that follow
 	version  string     // negotiated, or last used
 	flights  map[string]*flight
@@ -117,7 +122,7 @@ func newBridge(socket, session string, out io.Writer) *bridge {
 	return &bridge{
 		socket: socket, session: session, client: "bridge-" + rand.Text(), http: api.HTTPClient(socket), out: out,
 		explain: func(err error) error { return err }, detail: io.Discard,
-		flights: make(map[string]*flight), readOnly: make(map[string]bool),
+		eof: make(chan struct{}), flights: make(map[string]*flight), readOnly: make(map[string]bool),
 	}
 }
 
@@ -162,6 +167,7 @@ func (b *bridge) run(ctx context.Context, in io.Reader) error {
 			}
 			b.take(ctx, in.line, &calls, slots)
 		case err := <-readErr:
+			close(b.eof)
 			done := make(chan struct{})
 			go func() { calls.Wait(); close(done) }()
 			grace := time.NewTimer(eofGrace)
@@ -390,6 +396,7 @@ func (b *bridge) cancel(m envelope) bool {
 // harm and the service was away. It removes from flights what is answered.
 func (b *bridge) pass(ctx context.Context, line []byte, members []envelope, flights map[string]*flight) {
 	deadline := time.Now().Add(reconnectTimeout)
+	eof := b.eof
 	for tries := 1; ; tries++ {
 		answered, err := b.try(ctx, line, members)
 		for k := range answered {
@@ -402,6 +409,13 @@ func (b *bridge) pass(ctx context.Context, line []byte, members []envelope, flig
 		if again && ctx.Err() == nil && time.Now().Before(deadline) && !(tries == lookAfter && b.dead(err)) {
 			select {
 			case <-time.After(retryPause):
+				continue
+			case <-eof:
+				// Nobody waits for long behind a closed end.
+				if grace := time.Now().Add(unsentGrace); grace.Before(deadline) {
+					deadline = grace
+				}
+				eof = nil
 				continue
 			case <-ctx.Done():
 			}
@@ -421,12 +435,21 @@ func (b *bridge) dead(err error) bool {
 // errRestarting is an answer of a service that is about to stop and did nothing.
 var errRestarting = errors.New("the service is restarting")
 
+// downError is an answer of a service that cannot start, so that asking again
+// only has it fail again. It did nothing else.
+type downError struct{ error }
+
+func (e downError) Unwrap() error { return e.error }
+
 // errNoAnswer is a response that ended before every request in it was answered.
 var errNoAnswer = errors.New("the service went away")
 
 // repeatable reports whether a message that failed may be sent again: nothing
 // was sent, or nothing of it can have had an effect.
 func repeatable(flights map[string]*flight, err error) bool {
+	if errors.As(err, new(downError)) {
+		return false
+	}
 	if unsent(err) {
 		return true
 	}
@@ -450,8 +473,11 @@ func (b *bridge) giveUp(flights map[string]*flight, err error) {
 		b.mu.Lock()
 		canceled, readOnly := f.canceled, b.readOnly[f.tool]
 		b.mu.Unlock()
+		var down downError
 		switch {
 		case canceled:
+		case errors.As(err, &down):
+			b.answerError(f.id, rpcFailed, b.forAgent(down.error))
 		case errors.Is(err, errRestarting):
 			b.answerError(f.id, rpcFailed, fault.New(fault.ServiceUnavailable, "start the call", "Repeat it: it had no effect", "%w", err))
 		case f.tool != "" && !unsent(err):
@@ -511,6 +537,9 @@ func (b *bridge) try(ctx context.Context, line []byte, members []envelope) (map[
 		}
 		var refusal api.Answer
 		if json.Unmarshal(body, &refusal) == nil && refusal.Error != nil && refusal.Error.Message != "" && !bytes.Contains(body, []byte(`"jsonrpc"`)) {
+			if refusal.Error.Code == fault.ServiceUnavailable {
+				return nil, downError{refusal.Error.Fault()}
+			}
 			b.refuse(members, answered, refusal.Error.Fault())
 			break
 		}

@@ -336,6 +336,47 @@ func TestBridgeGivesUp(t *testing.T) {
 	}
 }
 
+// A service that cannot start is not asked again, and the agent is not told
+// what is wrong with the host.
+func TestBridgeStopsAtAServiceThatCannotStart(t *testing.T) {
+	s := newService(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusInternalServerError)
+		_ = json.NewEncoder(w).Encode(api.Answer{Error: &api.Error{Code: "service_unavailable", Message: "cannot reach the service: it does not start: cannot open /secret/state.db: in use"}})
+	}))
+	s.start()
+	send, receive, _ := talk(t, s.socket)
+	for id, method := range map[string]string{"1": "initialize", "2": "tools/call"} {
+		before := len(s.requests)
+		send(`{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":{"name":"act"}}`)
+		answer := receive()
+		if got, e := failure(t, answer); got != id || e.Message != "cannot reach the service: it does not answer" || !strings.Contains(e.Hint, "abfleet doctor") {
+			t.Errorf("%s: %s %+v", method, got, e)
+		}
+		if asked := len(s.requests) - before; asked != 1 {
+			t.Errorf("%s was sent %d times", method, asked)
+		}
+	}
+}
+
+// With nothing sent, the end of the client's input is the end of the bridge.
+func TestBridgeEndsAtEOFWhenTheServiceIsDown(t *testing.T) {
+	shorten(t, &unsentGrace, 50*time.Millisecond)
+	send, receive, end := talk(t, filepath.Join(t.TempDir(), "none"))
+	send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	send(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)
+	start := time.Now()
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took > eofGrace/2 {
+		t.Errorf("it took %v", took)
+	}
+	if id, e := failure(t, receive()); id != "1" || e.Code != "service_unavailable" {
+		t.Errorf("%s %+v", id, e)
+	}
+}
+
 func TestBridgeAnswersRefusals(t *testing.T) {
 	answers := map[string]func(http.ResponseWriter){
 		"text": func(w http.ResponseWriter) { http.Error(w, "Bad Request: no", http.StatusBadRequest) },

@@ -512,10 +512,6 @@ func (s *setup) systemctl(ctx context.Context, args ...string) error {
 func (s *setup) property(ctx context.Context, unit, name string) string {
 	ctx, cancel := context.WithTimeout(ctx, systemctlTimeout)
 	defer cancel()
-	return unitProperty(ctx, unit, name)
-}
-
-func unitProperty(ctx context.Context, unit, name string) string {
 	out, err := exec.CommandContext(ctx, "systemctl", "--user", "show", "--value", "--property="+name, unit).Output()
 	if err != nil {
 		return ""
