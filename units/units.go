@@ -89,6 +89,11 @@ func escapePath(path string) string {
 	return strings.NewReplacer(`%`, `%%`, ` `, `\x20`, "\t", `\x09`, `"`, `\x22`, `'`, `\x27`, `\`, `\x5c`, `$`, `$$`).Replace(path)
 }
 
+// UnescapePath is the path that escapePath made a word of.
+func UnescapePath(word string) string {
+	return strings.NewReplacer(`%%`, `%`, `\x20`, ` `, `\x09`, "\t", `\x22`, `"`, `\x27`, `'`, `\x5c`, `\`, `$$`, `$`).Replace(word)
+}
+
 // Unquote is the text that quote put between its quotation marks.
 func Unquote(word string) string {
 	return strings.NewReplacer(`%%`, `%`, `\x22`, `"`, `\x5c`, `\`).Replace(word)

@@ -283,6 +283,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.sh(`printf '[Socket]\nListenStream=%%t/more.sock\nFileDescriptorName=metrics\nService=abfleetd.service\n' > .config/systemd/user/more.socket && systemctl --user daemon-reload && systemctl --user stop abfleetd && systemctl --user start more.socket`)
 		defer m.sh("systemctl --user stop more.socket; rm .config/systemd/user/more.socket; systemctl --user daemon-reload; abfleet setup --now")
 		m.contains(m.fails(3, "abfleet", "identity", "list"), "it does not start", `a socket named "metrics"`)
+		m.contains(m.fails(5, "abfleet", "doctor"), `a socket named "metrics"`, "(last tried: exit status 78, ", "abfleet setup --now, which also lifts systemd's start limit")
 	})
 
 	t.Run("broken configuration", func(t *testing.T) {
@@ -291,7 +292,8 @@ func TestServiceUnderSystemd(t *testing.T) {
 		answer, detail := m.bridgeFailure(t)
 		m.contains(answer, "it does not answer", "ask the person to run `abfleet doctor`")
 		m.contains(detail, "it does not start", "colour")
-		m.contains(m.fails(1, "abfleet", "doctor"), "colour")
+		out := m.fails(5, "abfleet", "doctor")
+		m.contains(out, "FAIL  configuration: ", "colour", "ok    systemd scopes", "FAIL  service: cannot reach the service: it does not start")
 		m.sh("rm .config/abfleet/config.toml && abfleet setup --now")
 		m.contains(m.sh("abfleet identity list"), "one")
 	})
@@ -350,6 +352,7 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.sh("mkdir -p .config/abfleet && printf '[web]\\nlisten = \"127.0.0.2:0\"\\n' > .config/abfleet/config.toml")
 		m.contains(m.sh("XDG_STATE_HOME=$HOME/elsewhere abfleet setup --now"), "http://127.0.0.2:28001/")
 		m.sh("abfleet identity list && test -f elsewhere/abfleet/state.db")
+		m.contains(m.sh("abfleet doctor"), "state directory: /home/tester/elsewhere/abfleet\n")
 		m.contains(m.sh("abfleet view"), "http://127.0.0.2:28001/")
 		// The next shell does not have the variable; the state is still that one.
 		m.contains(m.sh("rm .config/abfleet/config.toml && abfleet setup --now"), "/home/tester/elsewhere/abfleet")

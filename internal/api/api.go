@@ -127,8 +127,8 @@ type Finding struct {
 	Title    string `json:"title"`
 	Severity string `json:"severity"` // of a failure: "error" or "warning"
 	Status   string `json:"status"`   // "ok", "failed", "skipped"
-	Text     string `json:"text,omitempty"`
-	Hint     string `json:"hint,omitempty"`
+	Text     string `json:"text"`
+	Hint     string `json:"hint"` // "" unless it failed
 }
 
 // Identity is a reusable login.

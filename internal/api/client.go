@@ -125,7 +125,7 @@ func Unreachable(err error, socket string) error {
 	case errors.Is(err, unix.ENOENT):
 		return fault.New(fault.ServiceUnavailable, op, "Run `abfleet setup --now`, or name the socket with --socket", "there is no socket %s", socket)
 	case errors.Is(err, unix.ECONNREFUSED):
-		return fault.New(fault.ServiceUnavailable, op, "Start it: systemctl --user start abfleetd-control.socket", "nothing listens on %s", socket)
+		return fault.New(fault.ServiceUnavailable, op, "Run `abfleet setup --now`, which starts sockets and service again, also after failed starts", "nothing listens on %s", socket)
 	case errors.Is(err, unix.EACCES):
 		return fault.New(fault.Unauthorized, op, "Run the command as the user whose fleet this is", "the socket %s belongs to somebody else", socket)
 	case Unsent(err):

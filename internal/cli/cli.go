@@ -78,12 +78,16 @@ func Main(ctx context.Context, args []string, in io.Reader, out, errOut io.Write
 // otherCommand is a command of ours in a text.
 var otherCommand = regexp.MustCompile(`\babfleet (setup|uninstall|identity|session|mcp|view|doctor)\b`)
 
+// otherUnit is the service or a socket of ours in a command.
+var otherUnit = regexp.MustCompile(`(systemctl --user [a-z-]+ )abfleetd\b`)
+
 // ours has the commands in a text be of this fleet: followed as it is printed, a
 // hint must not act on another one.
 func (a *app) ours(text string) string {
 	if a.prefix == "abfleet" {
 		return text
 	}
+	text = otherUnit.ReplaceAllString(text, "${1}"+a.prefix+"d")
 	return otherCommand.ReplaceAllString(text, "abfleet --prefix "+a.prefix+" $1")
 }
 
@@ -135,6 +139,8 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 	return ExitFailed
 }
 
+var prefixForm = regexp.MustCompile(`^[a-z][a-z0-9]{0,15}$`)
+
 // command returns the whole tree of commands.
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
@@ -145,6 +151,13 @@ func (a *app) command() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			// It is a part of unit names and of paths.
+			if !prefixForm.MatchString(a.prefix) {
+				return usageError{fmt.Errorf("--prefix %q: use 1 to 16 lower case letters and digits, starting with a letter", a.prefix)}
+			}
+			return nil
+		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	flags := root.PersistentFlags()
@@ -204,8 +217,13 @@ func (a *app) configFile() string { return filepath.Join(a.configDir(), a.prefix
 
 // controlSocket returns the path of the socket to use. It needs no valid
 // configuration: with a broken one, the commands should still reach a service
-// that runs.
+// that runs. A file that was named and is not there is another fleet than meant.
 func (a *app) controlSocket() (string, error) {
+	if a.config != "" {
+		if _, err := os.Stat(a.config); err != nil {
+			return "", fault.New(fault.InvalidConfig, "load configuration", "Name a readable file with --config, or leave it out for the defaults", "%w", err)
+		}
+	}
 	if a.socket != "" {
 		return a.socket, nil
 	}

@@ -113,6 +113,10 @@ func TestFailuresAreTold(t *testing.T) {
 		{[]string{"identity", "list", "--colour"}, nil, ExitUsage, "unknown flag"},
 		{[]string{"view", "--session", "s", "--identity", "i"}, nil, ExitUsage, "not both"},
 		{[]string{"mcp"}, nil, ExitUsage, "needs --session"},
+		{[]string{"session", "list", "--prefix", "../x"}, nil, ExitUsage, `--prefix "../x": use 1 to 16 lower case letters and digits`},
+		{[]string{"doctor", "--prefix", ""}, nil, ExitUsage, `--prefix ""`},
+		{[]string{"session", "list", "--config", "/nonexistent"}, env, ExitFailed, "cannot load configuration: stat /nonexistent: no such file"},
+		{[]string{"session", "list", "--config", "/nonexistent", "--socket", "/x"}, nil, ExitFailed, "code: invalid_config"},
 		{[]string{"mcp", "--session", " s"}, nil, ExitUsage, "no space around it"},
 		{[]string{"identity", "list"}, map[string]string{"AGENT_BROWSER_FLEET_SOCKET": "/nonexistent"}, ExitUnreachable, "there is no socket /nonexistent"},
 		{[]string{"identity", "list"}, nil, ExitUnreachable, "XDG_RUNTIME_DIR is not set"},
@@ -298,6 +302,114 @@ func TestSetupKeepsForeignFiles(t *testing.T) {
 	}
 	if _, err := s.writeUnits(cfg, path, netip.MustParseAddrPort("127.0.0.1:2")); fault.CodeOf(err) != fault.UnsafePath {
 		t.Errorf("a foreign unit file: %v", err)
+	}
+}
+
+// report is what doctor --json says, as a program sees it.
+func report(t *testing.T, env map[string]string, args ...string) map[string]map[string]any {
+	t.Helper()
+	code, out, errOut := abfleet(t, env, append([]string{"doctor", "--json"}, args...)...)
+	var answer struct {
+		OK     bool
+		Doctor struct {
+			OK       bool
+			Findings []map[string]any
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || !answer.OK || (code == ExitOK) != answer.Doctor.OK {
+		t.Fatalf("exit code %d, %v, %s, %s", code, err, out, errOut)
+	}
+	findings := make(map[string]map[string]any)
+	for _, f := range answer.Doctor.Findings {
+		findings[f["code"].(string)] = f
+		for _, member := range []string{"code", "title", "severity", "status", "text", "hint"} {
+			if text, ok := f[member].(string); !ok || text == "" && member != "hint" || member == "hint" && (text != "") != (f["status"] == "failed") {
+				t.Errorf("%v has %s %v", f["code"], member, f[member])
+			}
+		}
+	}
+	for _, check := range doctor.Checks() {
+		if findings[check.Code] == nil {
+			t.Errorf("nothing is said of %s", check.Code)
+		}
+	}
+	return findings
+}
+
+// What is broken first does not hide what is broken too.
+func TestDoctorListsEveryCheck(t *testing.T) {
+	home := t.TempDir()
+	broken := filepath.Join(home, ".config", "abfleet", "config.toml")
+	if err := writeFile(broken, "colour = 1\n"); err != nil {
+		t.Fatal(err)
+	}
+	findings := report(t, map[string]string{"HOME": home})
+	for code, want := range map[string][2]string{
+		"configuration": {"failed", `unknown key "colour"`},
+		"runtime_dir":   {"failed", "XDG_RUNTIME_DIR is not set"},
+		"service":       {"failed", "there is no socket /run/user/"},
+		"state_dir":     {"ok", home + "/.local/state/abfleet"},
+		"disk":          {"ok", "MB free"},
+	} {
+		if f := findings[code]; f["status"] != want[0] || !strings.Contains(f["text"].(string), want[1]) {
+			t.Errorf("%s: %v, want %v", code, f, want)
+		}
+	}
+	for name, args := range map[string][]string{"named": {"--config", "/nonexistent"}, "prefix": {"--prefix", "other"}} {
+		f := report(t, map[string]string{"HOME": home, "XDG_RUNTIME_DIR": home}, args...)["configuration"]
+		if f["status"] != "failed" || name == "prefix" && f["hint"] != "Run: abfleet --prefix other setup --now" {
+			t.Errorf("%s: %v", name, f)
+		}
+	}
+	if f := report(t, nil)["state_dir"]; f["status"] != "skipped" {
+		t.Errorf("without a home: %v", f)
+	}
+}
+
+// The service has none of a shell's environment, so neither decides where doctor
+// looks.
+func TestDoctorLooksAtTheStateOfTheService(t *testing.T) {
+	configs := t.TempDir()
+	own := filepath.Join(configs, "my own.toml")
+	if err := writeFile(own, "home = \"/srv/own\"\ntmp_dir = \"/var/x\"\n"); err != nil {
+		t.Fatal(err)
+	}
+	base := map[string]string{"HOME": "/nonexistent", "XDG_CONFIG_HOME": configs, "XDG_RUNTIME_DIR": "/run/x"}
+	with := func(name, value string) map[string]string {
+		env := maps.Clone(base)
+		env[name] = value
+		return env
+	}
+	for name, test := range map[string]struct {
+		setup, shell map[string]string
+		config, want string
+	}{
+		"recorded":      {with("XDG_STATE_HOME", "/srv/there"), base, "", "/srv/there/abfleet"},
+		"default":       {base, with("XDG_STATE_HOME", "/srv/here"), "", "/nonexistent/.local/state/abfleet"},
+		"configuration": {base, with("AGENT_BROWSER_FLEET_HOME", "/srv/here"), own, "/srv/own"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := (&app{prefix: "abfleet", config: test.config, getenv: func(name string) string { return test.setup[name] }}).newSetup()
+			s.binDir = "/opt/bin"
+			cfg, err := s.load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.writeUnits(cfg, test.config, netip.MustParseAddrPort("127.0.0.1:1")); err != nil {
+				t.Fatal(err)
+			}
+			a := &app{prefix: "abfleet", getenv: func(name string) string { return test.shell[name] }}
+			if env := a.host(); env.Config.Home != test.want || env.ConfigError != nil {
+				t.Errorf("doctor looks at %s, %v, want %s", env.Config.Home, env.ConfigError, test.want)
+			}
+		})
+	}
+}
+
+func TestHintsNameTheUnitsOfTheFleet(t *testing.T) {
+	a := &app{prefix: "demo"}
+	if got, want := a.ours("Run `abfleet setup --now`: systemctl --user status abfleetd"), "Run `abfleet --prefix demo setup --now`: systemctl --user status demod"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

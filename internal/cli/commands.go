@@ -1,11 +1,15 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -13,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"abfleet/internal/api"
+	"abfleet/internal/config"
 	"abfleet/internal/doctor"
 	"abfleet/internal/fault"
 )
@@ -227,18 +232,12 @@ func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "doctor", Short: "Check this host, and say how to repair what is wrong", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := a.load()
-			if err != nil {
-				return err
-			}
-			socket, err := a.controlSocket()
-			if err != nil {
-				return err
-			}
-			env := doctor.NewEnv(cfg, socket)
-			env.Getenv = a.getenv
+			env := a.host()
 			findings := doctor.Run(cmd.Context(), env, doctor.Checks())
-			findings = append(findings, askDoctor(cmd.Context(), socket, findings)...)
+			findings = append(findings, askDoctor(cmd.Context(), env.Socket, findings)...)
+			for i := range findings {
+				findings[i].Hint = a.ours(findings[i].Hint)
+			}
 			result := &api.Answer{OK: true, Doctor: &api.Doctor{OK: doctor.OK(findings), Findings: findings}}
 			a.show(result, func() { a.findings(findings) })
 			if !result.Doctor.OK {
@@ -247,6 +246,39 @@ func (a *app) doctorCommand() *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// host is what doctor looks at: the state of the installed service, and the
+// defaults where the configuration does not load, so that all else is checked.
+func (a *app) host() *doctor.Env {
+	assumed := *a
+	configFile, home, _ := a.newSetup().installed()
+	if assumed.config == "" {
+		assumed.config = configFile
+	}
+	assumed.getenv = func(name string) string {
+		value := a.getenv(name)
+		switch {
+		case name == "AGENT_BROWSER_FLEET_HOME" && home != "":
+			// A service has none of a shell's environment.
+			return home
+		case name == "XDG_RUNTIME_DIR" && value == "":
+			// It has a check of its own.
+			return "/run/user/" + strconv.Itoa(os.Geteuid())
+		}
+		return value
+	}
+	cfg, err := assumed.load()
+	if err != nil {
+		cfg = config.Defaults(a.prefix, assumed.getenv)
+	}
+	if assumed.config == "" && a.prefix != "abfleet" && errors.Is(err, fs.ErrNotExist) {
+		err = fault.New(fault.InvalidConfig, "load configuration", "Run: abfleet setup --now", "the fleet %s is not set up: there is no %s", a.prefix, a.configFile())
+	}
+	socket := cmp.Or(a.socket, a.getenv("AGENT_BROWSER_FLEET_SOCKET"), cfg.ControlSocket())
+	env := doctor.NewEnv(cfg, socket)
+	env.Getenv, env.ConfigError, env.Explain = a.getenv, err, a.explain
+	return env
 }
 
 // doctorTimeout bounds the checks of the service.

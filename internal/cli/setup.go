@@ -85,15 +85,10 @@ func (s *setup) unitNames() (sockets []string, service, slice string) {
 	return []string{name("abfleetd-control.socket"), name("abfleetd-web.socket")}, name("abfleetd.service"), name("abfleet.slice")
 }
 
-var prefixForm = regexp.MustCompile(`^[a-z][a-z0-9]{0,15}$`)
-
 func (s *setup) run(ctx context.Context) error {
 	const op = "set up the fleet"
 	if os.Geteuid() == 0 {
 		return fault.New(fault.InvalidArgument, op, "Run it as the normal user whose browsers these are", "root cannot run Chromium's sandbox")
-	}
-	if !prefixForm.MatchString(s.prefix) {
-		return usageError{fmt.Errorf("--prefix %q: use 1 to 16 lower case letters and digits", s.prefix)}
 	}
 	if s.stateDir == "" {
 		// The service does not have this shell's environment.
@@ -269,6 +264,26 @@ func (s *setup) recordedState() string {
 	return units.Unquote(string(found[1]))
 }
 
+var configFlag = regexp.MustCompile(`(?m)^ExecStart=.* --config (\S+)$`)
+
+// installed returns the configuration file that the installed service was given,
+// "" for its default one, and its state directory, "" where its configuration
+// does not tell. Nothing is known, and ok false, when setup installed none.
+func (s *setup) installed() (configFile, home string, ok bool) {
+	_, service, _ := s.unitNames()
+	data, err := os.ReadFile(filepath.Join(s.unitDir, service))
+	if err != nil || !strings.HasPrefix(string(data), marker) {
+		return "", "", false
+	}
+	if found := configFlag.FindSubmatch(data); found != nil {
+		configFile = units.UnescapePath(string(found[1]))
+	}
+	if home = s.recordedState(); home == "" {
+		home = s.serviceHome(configFile)
+	}
+	return configFile, home, true
+}
+
 // recordedAddress reads the address of an earlier setup; its port is 0 for none.
 func (s *setup) recordedAddress() netip.AddrPort {
 	data, err := os.ReadFile(filepath.Join(s.unitDir, units.WebPort(s.prefix, netip.AddrPort{}).Name))
@@ -432,9 +447,6 @@ func (s *setup) home(cfg *config.Config) string {
 // remove stops everything and removes what setup wrote. Browsers close first,
 // in order, so that no login is lost.
 func (s *setup) remove(ctx context.Context) error {
-	if !prefixForm.MatchString(s.prefix) {
-		return usageError{fmt.Errorf("--prefix %q: use 1 to 16 lower case letters and digits", s.prefix)}
-	}
 	sockets, service, slice := s.unitNames()
 	var written []string
 	for _, unit := range append(append([]string{}, sockets...), service, slice, units.WebPort(s.prefix, netip.AddrPort{}).Name) {
@@ -447,10 +459,7 @@ func (s *setup) remove(ctx context.Context) error {
 	if data, err := os.ReadFile(s.configFile()); err == nil && strings.HasPrefix(string(data), marker) {
 		written = append(written, s.configFile())
 	}
-	state := s.recordedState()
-	if cfg, err := s.load(); err == nil && state == "" {
-		state = cfg.Home
-	}
+	_, state, _ := s.installed()
 	if len(written) == 0 {
 		return fault.New(fault.NotFound, "uninstall the fleet", "Name its --prefix", "setup wrote nothing in %s", s.unitDir)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 
 	"abfleet/internal/api"
@@ -119,8 +120,9 @@ func (a *app) ask(ctx context.Context, timeout time.Duration, request func(conte
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go a.watch(ctx, client, timeout, cancel)
+	var watching sync.WaitGroup
+	watching.Go(func() { a.watch(ctx, client, timeout, cancel) })
+	defer func() { cancel(nil); watching.Wait() }()
 	answer, err := request(ctx, client)
 	var given *fault.Error
 	if cause := context.Cause(ctx); err != nil && errors.As(cause, &given) {

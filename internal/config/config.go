@@ -151,8 +151,43 @@ func Load(path string, env func(string) string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	c, err := f.values()
+	if err != nil {
+		return nil, err
+	}
+	c.File = used
+	if err := c.checkValues(); err != nil {
+		return nil, err
+	}
+	if err := c.directories(&f, env); err != nil {
+		return nil, err
+	}
+	if err := c.checkPaths(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Defaults returns what a fleet with this prefix has without a configuration, as
+// far as the environment tells: for looking at a host whose configuration does
+// not load.
+func Defaults(prefix string, env func(string) string) *Config {
+	f := file{UnitPrefix: &prefix}
+	if state := xdg(env, "XDG_STATE_HOME", ".local/state"); state != "" {
+		home := filepath.Join(state, prefix)
+		f.Home = &home
+	}
+	c, err := f.values()
+	if err != nil {
+		c = &Config{UnitPrefix: prefix, Manager: ManagerUser}
+	}
+	_ = c.directories(&f, env)
+	return c
+}
+
+// values is the configuration without its directories.
+func (f *file) values() (*Config, error) {
 	c := &Config{
-		File:         used,
 		UnitPrefix:   or(f.UnitPrefix, "abfleet"),
 		Manager:      or(f.Manager, ManagerUser),
 		Display:      or(f.Display, DisplayXvnc),
@@ -173,15 +208,6 @@ func Load(path string, env func(string) string) (*Config, error) {
 			return nil, invalid("Set programs.role_helper in the configuration file", "find abfleet-role: %w", err)
 		}
 		c.RoleHelper = filepath.Join(filepath.Dir(exe), "abfleet-role")
-	}
-	if err := c.checkValues(); err != nil {
-		return nil, err
-	}
-	if err := c.directories(&f, env); err != nil {
-		return nil, err
-	}
-	if err := c.checkPaths(); err != nil {
-		return nil, err
 	}
 	return c, nil
 }

@@ -193,3 +193,19 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("what the hint says does not help: %v", err)
 	}
 }
+
+// Doctor looks at a host whose configuration does not load.
+func TestDefaultsNeedNoConfiguration(t *testing.T) {
+	env := map[string]string{"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/u"}
+	c := Defaults("demo", func(name string) string { return env[name] })
+	if c.Home != "/home/u/.local/state/demo" || c.ControlSocket() != "/run/u/demo/control.sock" || c.UnitPrefix != "demo" || c.Chromium == "" || c.RoleHelper == "" {
+		t.Errorf("%+v", c)
+	}
+	env["AGENT_BROWSER_FLEET_HOME"] = "/srv/x"
+	if c = Defaults("demo", func(name string) string { return env[name] }); c.Home != "/srv/x" {
+		t.Errorf("home %s", c.Home)
+	}
+	if c = Defaults("abfleet", func(string) string { return "" }); c.Home != "" || c.Manager != ManagerUser {
+		t.Errorf("of nothing: %+v", c)
+	}
+}

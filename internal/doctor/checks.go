@@ -32,13 +32,15 @@ const (
 // other.
 func Checks() []Check {
 	return []Check{
+		{Code: "configuration", Title: "configuration", Severity: SeverityError, Run: checkConfig},
 		{Code: "user", Title: "normal user", Severity: SeverityError, Run: checkUser},
 		{Code: "cgroup", Title: "cgroup v2", Severity: SeverityError, Required: true, Run: checkCgroup},
+		{Code: "systemd", Title: "systemd", Severity: SeverityError, Run: checkBooted},
 		{Code: "runtime_dir", Title: "runtime directory", Severity: SeverityError, Run: checkRuntimeDir},
-		{Code: "dbus", Title: "D-Bus", Severity: SeverityError, Run: checkBus},
+		{Code: "dbus", Title: "D-Bus", Severity: SeverityError, Needs: []string{"systemd"}, Run: checkBus},
 		{Code: "systemd_manager", Title: "systemd manager", Severity: SeverityError, Needs: []string{"dbus"}, Run: checkManager},
 		{Code: "systemd_scopes", Title: "systemd scopes", Severity: SeverityError, Needs: []string{"systemd_manager"}, Run: checkScopes},
-		{Code: "linger", Title: "linger", Severity: SeverityWarning, Run: checkLinger},
+		{Code: "linger", Title: "linger", Severity: SeverityWarning, Needs: []string{"systemd"}, Run: checkLinger},
 		{Code: "role_helper", Title: "abfleet-role", Severity: SeverityError, Run: checkRoleHelper},
 		{Code: "chromium", Title: "Chromium", Severity: SeverityError, Run: checkChromium},
 		{Code: "user_namespaces", Title: "user namespaces", Severity: SeverityError, Run: checkUserNamespaces},
@@ -50,6 +52,16 @@ func Checks() []Check {
 		{Code: "disk_low", Title: "disk reserve", Severity: SeverityWarning, Needs: []string{"disk"}, Run: checkDiskReserve},
 		{Code: "service", Title: "service", Severity: SeverityError, Run: checkService},
 	}
+}
+
+func checkConfig(_ context.Context, env *Env) (string, error) {
+	if env.ConfigError != nil {
+		return "", env.ConfigError
+	}
+	if env.Config.File == "" {
+		return "defaults", nil
+	}
+	return env.Config.File, nil
 }
 
 func checkUser(_ context.Context, env *Env) (string, error) {
@@ -82,6 +94,20 @@ func cgroupAt(root string) (string, error) {
 	return "", failed(fault.CgroupUnsupported, op, hint, "the hierarchy is cgroup v1, it has to be unified (cgroup v2 only)")
 }
 
+func checkBooted(_ context.Context, _ *Env) (string, error) {
+	return bootedAt("/run/systemd/system", "/proc/1/comm")
+}
+
+// bootedAt is sd_booted(3): the directory is there when systemd is PID 1.
+func bootedAt(runDir, comm string) (string, error) {
+	if info, err := os.Lstat(runDir); err == nil && info.IsDir() {
+		return "it is PID 1", nil
+	}
+	name, _ := os.ReadFile(comm)
+	return "", failed(fault.SystemdUnavailable, "use systemd", "Use a host, VM or container that systemd boots",
+		"PID 1 is %q, not systemd", strings.TrimSpace(string(name)))
+}
+
 func checkRuntimeDir(_ context.Context, env *Env) (string, error) {
 	const op = "use the runtime directory"
 	if env.Config.Manager == config.ManagerSystem {
@@ -100,6 +126,9 @@ func checkRuntimeDir(_ context.Context, env *Env) (string, error) {
 func checkStateDir(_ context.Context, env *Env) (string, error) {
 	const op = "use the state directory"
 	home := env.Config.Home
+	if home == "" {
+		return "", skip("none is known without a configuration")
+	}
 	if _, err := os.Lstat(home); errors.Is(err, fs.ErrNotExist) {
 		return home + " is made at the first start", nil
 	}
@@ -264,6 +293,9 @@ func checkDiskReserve(_ context.Context, env *Env) (string, error) { return spac
 func space(env *Env, least uint64) (string, error) {
 	const op = "store Profiles"
 	dir := env.Config.Home
+	if dir == "" {
+		return "", skip("no state directory is known without a configuration")
+	}
 	for {
 		if _, err := os.Stat(dir); err == nil || dir == "/" {
 			break
@@ -290,6 +322,9 @@ func checkService(ctx context.Context, env *Env) (string, error) {
 	}
 	answer, err := api.NewClient(env.Socket).Get(ctx, api.VersionPath, nil)
 	if err != nil {
+		if env.Explain != nil {
+			err = env.Explain(err)
+		}
 		return "", err
 	}
 	if answer.Version == nil {

@@ -41,12 +41,16 @@ var checkTimeout = 10 * time.Second
 // Env is the host as the checks see it.
 type Env struct {
 	Config *config.Config
+	// ConfigError is why Config is not what the fleet was told, nil when it is.
+	ConfigError error
 	// Getenv looks up environment variables.
 	Getenv func(string) string
 	// UID is whose fleet is checked.
 	UID int
 	// Socket is the control socket to ask, "" inside the service itself.
 	Socket string
+	// Explain, where there is one, adds to why the service does not answer.
+	Explain func(error) error
 }
 
 // NewEnv returns the Env of this process. In a CLI, socket is the control

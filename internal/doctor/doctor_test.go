@@ -94,6 +94,20 @@ func TestCgroupHierarchies(t *testing.T) {
 	}
 }
 
+func TestBooted(t *testing.T) {
+	dir := t.TempDir()
+	comm := filepath.Join(dir, "comm")
+	if err := os.WriteFile(comm, []byte("tini\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bootedAt(dir, comm); err != nil {
+		t.Error(err)
+	}
+	if _, err := bootedAt(filepath.Join(dir, "none"), comm); fault.CodeOf(err) != fault.SystemdUnavailable || !strings.Contains(err.Error(), `PID 1 is "tini", not systemd`) {
+		t.Errorf("another init: %v", err)
+	}
+}
+
 func TestBlame(t *testing.T) {
 	for want, files := range map[string]map[string]string{
 		"user.max_user_namespaces":         {"sys/user/max_user_namespaces": "0\n", "sys/kernel/unprivileged_userns_clone": "0\n"},
