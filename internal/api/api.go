@@ -165,6 +165,9 @@ type Session struct {
 	UpdatedAt    time.Time `json:"updated_at"`
 	Problem      *Problem  `json:"problem,omitempty"`
 	LastExit     *Exit     `json:"last_exit,omitempty"`
+	// Instance and Slice are for operators: SessionPath alone has them.
+	Instance string `json:"instance,omitempty"`
+	Slice    string `json:"slice,omitempty"`
 }
 
 // Problem is the last failure of something.

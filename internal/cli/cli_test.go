@@ -45,8 +45,8 @@ func answering(t *testing.T, status int, body string, seen *[]string) map[string
 }
 
 func TestCommandsAskTheService(t *testing.T) {
-	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"my work","state":"READY","login":{"state":"stopped"},"sessions":0,"prepared_profiles":0,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
-		`"session":{"session":"s","identity_id":"identity-1","identity_name":"my work","wanted":"running","state":"controllable","bound_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
+	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"my work","state":"READY","login":{"state":"controllable"},"sessions":0,"prepared_profiles":0,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
+		`"session":{"session":"s","identity_id":"identity-1","identity_name":"my work","wanted":"running","state":"controllable","instance":"abc","slice":"abfleet-abc.slice","bound_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
 		`"identities":[],"sessions":[],"view":{"url":"http://127.0.0.1:1/#token=x"}}`
 	for _, test := range []struct {
 		args []string
@@ -56,15 +56,15 @@ func TestCommandsAskTheService(t *testing.T) {
 		{[]string{"identity", "create", "my work"}, []string{`POST /v1/identities {"name":"my work"}`}, "abfleet identity login 'my work'"},
 		{[]string{"identity", "login", "my work", "--url", "http://x/"}, []string{`POST /v1/identity/login {"identity":"my work","url":"http://x/"}`, "GET /v1/view?identity=identity-1"}, "http://127.0.0.1:1/#token=x"},
 		{[]string{"identity", "save", "w"}, []string{`POST /v1/identity/save {"identity":"w"}`}, "it is READY"},
-		{[]string{"identity", "stop", "w"}, []string{`POST /v1/identity/stop-login {"identity":"w"}`}, "stopped"},
+		{[]string{"identity", "stop", "w"}, []string{"GET /v1/identity?identity=w", `POST /v1/identity/stop-login {"identity":"w"}`}, "stopped the login browser of my work"},
 		{[]string{"identity", "list"}, []string{"GET /v1/identities"}, "NAME"},
 		{[]string{"identity", "status", "a&b"}, []string{"GET /v1/identity?identity=a%26b"}, "state: READY"},
 		{[]string{"session", "use", "s", "w"}, []string{`POST /v1/session/use {"session":"s","identity":"w"}`}, "controllable"},
 		{[]string{"session", "stop", "s"}, []string{`POST /v1/session/stop {"session":"s"}`}, "session s is"},
 		{[]string{"session", "list"}, []string{"GET /v1/sessions"}, "SESSION"},
-		{[]string{"session", "show", "s"}, []string{"GET /v1/session?session=s"}, "wanted: running"},
-		{[]string{"view", "--session", "s"}, []string{"GET /v1/view?session=s"}, "http://127.0.0.1:1/#token=x\n"},
-		{[]string{"view", "--identity", "w"}, []string{"GET /v1/view?identity=w"}, "http://"},
+		{[]string{"session", "show", "s"}, []string{"GET /v1/session?session=s"}, "units: abfleet-abc.slice\n"},
+		{[]string{"view", "--session", "s"}, []string{"GET /v1/view?session=s", "GET /v1/session?session=s"}, "http://127.0.0.1:1/#token=x\n"},
+		{[]string{"view", "--identity", "w"}, []string{"GET /v1/view?identity=w", "GET /v1/identity?identity=w"}, "http://"},
 	} {
 		var seen []string
 		env := answering(t, http.StatusOK, answer, &seen)
@@ -82,6 +82,27 @@ func TestCommandsAskTheService(t *testing.T) {
 		}
 		if !strings.Contains(out, `"identities": []`) || !strings.Contains(out, `"sessions": []`) {
 			t.Errorf("%v --json: empty lists are missing: %s", test.args, out)
+		}
+	}
+}
+
+// A link to a browser that does not run is good, and shows nothing; a stop of one
+// stopped nothing.
+func TestWhatDoesNotRunIsSaid(t *testing.T) {
+	env := answering(t, http.StatusOK, `{"ok":true,"identity":{"id":"identity-1","name":"my work","login":{"state":"stopped"}},`+
+		`"session":{"session":"s","identity_name":"my work","state":"stopped"},"view":{"url":"http://127.0.0.1:1/"}}`, nil)
+	for _, test := range []struct {
+		args        []string
+		out, errOut string
+	}{
+		{[]string{"view", "--session", "s"}, "http://127.0.0.1:1/\n", "note: the browser of s is stopped\nhint: start it: abfleet session use s 'my work'\n"},
+		{[]string{"view", "--identity", "my work"}, "http://127.0.0.1:1/\n", "note: the login browser of my work is stopped\nhint: start it: abfleet identity login 'my work'\n"},
+		{[]string{"view"}, "http://127.0.0.1:1/\n", ""},
+		{[]string{"identity", "stop", "my work"}, "no login browser of my work was running\n", ""},
+	} {
+		code, out, errOut := abfleet(t, env, test.args...)
+		if code != ExitOK || out != test.out || errOut != test.errOut {
+			t.Errorf("%v: exit code %d, %q, %q", test.args, code, out, errOut)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -27,7 +26,7 @@ func (a *app) identityCommand() *cobra.Command {
 		Use: "create NAME", Short: "Create an Identity, to log in with next", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.identity(cmd.Context(), api.IdentitiesPath, api.CreateIdentity{Name: args[0]}, func(i *api.Identity) {
-				a.printf("created Identity %s (%s)\nnext: abfleet identity login %s\n", i.Name, i.ID, shellWord(i.Name))
+				a.printf("created Identity %s (%s)\nnext: abfleet identity login %s\n", i.Name, i.ID, fault.Word(i.Name))
 			})
 		},
 	}
@@ -48,7 +47,7 @@ func (a *app) identityCommand() *cobra.Command {
 			}
 			answer.View = view.View
 			a.show(answer, func() {
-				a.printf("log in here: %s\nthen save it: abfleet identity save %s\n", answer.View.URL, shellWord(answer.Identity.Name))
+				a.printf("log in here: %s\nthen save it: abfleet identity save %s\n", answer.View.URL, fault.Word(answer.Identity.Name))
 			})
 			return nil
 		},
@@ -58,14 +57,22 @@ func (a *app) identityCommand() *cobra.Command {
 		Use: "save IDENTITY", Short: "Close the login browser and keep its login as the Template Snapshot", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.identity(cmd.Context(), api.SavePath, api.IdentityRequest{Identity: args[0]}, func(i *api.Identity) {
-				a.printf("saved Identity %s, it is %s\nnext: abfleet session use SESSION %s\n", i.Name, i.State, shellWord(i.Name))
+				a.printf("saved Identity %s, it is %s\nnext: abfleet session use SESSION %s\n", i.Name, i.State, fault.Word(i.Name))
 			})
 		},
 	}
 	stop := &cobra.Command{
 		Use: "stop IDENTITY", Short: "Close the login browser without saving; its profile stays", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			before, err := a.get(cmd.Context(), api.IdentityPath, url.Values{"identity": {args[0]}})
+			if err != nil {
+				return err
+			}
 			return a.identity(cmd.Context(), api.StopLoginPath, api.IdentityRequest{Identity: args[0]}, func(i *api.Identity) {
+				if before.Identity != nil && before.Identity.Login.State == stateStopped {
+					a.printf("no login browser of %s was running\n", i.Name)
+					return
+				}
 				a.printf("stopped the login browser of %s\n", i.Name)
 			})
 		},
@@ -100,7 +107,7 @@ func (a *app) identityCommand() *cobra.Command {
 				i := answer.Identity
 				a.printf("%s (%s)\nstate: %s\nlogin browser: %s\nsessions: %d\nsaved: %s\n", i.Name, i.ID, i.State, i.Login.State, i.Sessions, when(i.SnapshotAt))
 				if i.Login.Unsaved {
-					a.printf("the last login is not saved yet: abfleet identity save %s\n", shellWord(i.Name))
+					a.printf("the last login is not saved yet: abfleet identity save %s\n", fault.Word(i.Name))
 				}
 				a.problem(i.Problem)
 				a.problem(i.Login.Problem)
@@ -164,6 +171,9 @@ func (a *app) sessionCommand() *cobra.Command {
 					}
 					a.printf("last end: %s, %s %s\n", when(exit.At), clean, exit.Detail)
 				}
+				if s.Slice != "" {
+					a.printf("units: %s\n", s.Slice)
+				}
 				a.problem(s.Problem)
 			})
 			return nil
@@ -195,6 +205,30 @@ func (a *app) viewCommand() *cobra.Command {
 			if answer.View == nil {
 				return incomplete("view")
 			}
+			// The link holds for the next start too; that it shows nothing now is
+			// no failure.
+			switch {
+			case session != "":
+				shown, err := a.get(cmd.Context(), api.SessionPath, query)
+				if err != nil {
+					return err
+				}
+				if answer.Session = shown.Session; answer.Session == nil {
+					return incomplete("session")
+				}
+				a.notRunning("browser", session, answer.Session.State,
+					"abfleet session use "+fault.Word(session)+" "+fault.Word(answer.Session.IdentityName))
+			case identity != "":
+				shown, err := a.get(cmd.Context(), api.IdentityPath, query)
+				if err != nil {
+					return err
+				}
+				if answer.Identity = shown.Identity; answer.Identity == nil {
+					return incomplete("identity")
+				}
+				a.notRunning("login browser", answer.Identity.Name, answer.Identity.Login.State,
+					"abfleet identity login "+fault.Word(answer.Identity.Name))
+			}
 			a.show(answer, func() { a.printf("%s\n", answer.View.URL) })
 			return nil
 		},
@@ -202,6 +236,20 @@ func (a *app) viewCommand() *cobra.Command {
 	cmd.Flags().StringVar(&session, "session", "", "session whose Session Browser to show")
 	cmd.Flags().StringVar(&identity, "identity", "", "Identity whose login browser to show")
 	return cmd
+}
+
+// The states of a browser that the commands tell from the others.
+const (
+	stateStopped      = "stopped"
+	stateControllable = "controllable"
+)
+
+// notRunning says of a browser that a link shows nothing of it, and what starts
+// it.
+func (a *app) notRunning(what, whose, state, start string) {
+	if state != stateControllable {
+		_, _ = fmt.Fprintf(a.errOut, "note: the %s of %s is %s\nhint: start it: %s\n", what, whose, state, a.ours(start))
+	}
 }
 
 func (a *app) versionCommand() *cobra.Command {
@@ -384,12 +432,4 @@ func when(t time.Time) string {
 		return "-"
 	}
 	return t.Local().Format("2006-01-02 15:04:05")
-}
-
-// shellWord quotes text for a shell where that is needed.
-func shellWord(text string) string {
-	if text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@") == "" {
-		return text
-	}
-	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

@@ -389,6 +389,9 @@ func (c *Config) ControlSocket() string { return c.Socket }
 // InstanceDir is the runtime directory of a Stack.
 func (c *Config) InstanceDir(instance string) string { return filepath.Join(c.RuntimeDir, instance) }
 
+// Slice is the unit that holds a Stack.
+func (c *Config) Slice(instance string) string { return c.UnitPrefix + "-" + instance + ".slice" }
+
 // TmpDir is the TMPDIR of a Stack.
 func (c *Config) TmpDir(instance string) string { return filepath.Join(c.TmpRoot, instance) }
 

@@ -34,8 +34,16 @@ func TestMainPath(t *testing.T) {
 	}
 	_, err = s.UseIdentity(ctx, agent, "s1", "Mara")
 	wantCode(t, "use before login", err, fault.IdentityNotReady)
+	if hint := fault.HintOf(err); !strings.HasSuffix(hint, "abfleet identity login Mara, then abfleet identity save Mara") {
+		t.Errorf("use before login: hint %q", hint)
+	}
 	_, err = s.SaveIdentity(ctx, user, v.ID)
 	wantCode(t, "save before login", err, fault.LoginNotRunning)
+	if hint := fault.HintOf(err); !strings.HasSuffix(hint, "abfleet identity login Mara") {
+		t.Errorf("save before login: hint %q", hint)
+	}
+	_, err = s.SessionUnits(ctx, "s1")
+	wantCode(t, "units before use", err, fault.SessionNotFound)
 	_, err = s.LoginBrowser(ctx, v.ID)
 	wantCode(t, "login browser before login", err, fault.LoginNotRunning)
 	_, err = s.Browser(ctx, "s1")
@@ -75,6 +83,10 @@ func TestMainPath(t *testing.T) {
 	sv := s.use("s1", "mara")
 	if sv.State != fleet.Controllable || sv.Wanted != fleet.WantedRunning || sv.IdentityName != "Mara" || sv.IdentityID != v.ID {
 		t.Errorf("session: %+v", sv)
+	}
+	units, err := s.SessionUnits(ctx, "s1")
+	if err != nil || units.Instance == "" || units.Slice != "abfleet-"+units.Instance+".slice" {
+		t.Errorf("units: %+v %v", units, err)
 	}
 	b, err := s.Browser(ctx, "s1")
 	if err != nil {

@@ -248,7 +248,7 @@ func (f *Fleet) SaveIdentity(ctx context.Context, actor audit.Actor, ref string)
 			return f.notControllable(opSave, r)
 		}
 		if r.Value.State == Stopped && !id.Value.Unsaved {
-			return fault.New(fault.LoginNotRunning, opSave, "Start a login first: abfleet identity login", "no login was started since the last save")
+			return fault.New(fault.LoginNotRunning, opSave, "Start a login first: abfleet identity login "+fault.Word(id.Value.Name), "no login was started since the last save")
 		}
 		it := &intent{Key: loginKey(id.Key), Value: intentRecord{Kind: intentSave, Identity: id.Key, Actor: actor, At: now()}}
 		r, _, err = f.stop(ctx, actor, opSave, "save", id.Value.Instance, func(tx *store.Tx) error { return intents.Put(tx, it) })
@@ -401,7 +401,7 @@ func (f *Fleet) LoginBrowser(ctx context.Context, ref string) (*Browser, error) 
 			return b, nil
 		}
 	}
-	const hint = "Start a login first: abfleet identity login"
+	hint := "Start a login first: abfleet identity login " + fault.Word(id.Value.Name)
 	if err != nil {
 		return nil, fault.New(fault.LoginNotRunning, op, hint, "%w", err)
 	}

@@ -73,8 +73,9 @@ func (f *Fleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref
 		}
 		if b == nil || b.identity.Key != id.Key {
 			if id.Value.State != Ready {
+				name := fault.Word(id.Value.Name)
 				return SessionView{}, fault.New(fault.IdentityNotReady, opUse,
-					"A person has to log in and save it first: abfleet identity login, then abfleet identity save", "Identity %q is %s", id.Value.Name, id.Value.State)
+					"A person has to log in and save it first: abfleet identity login "+name+", then abfleet identity save "+name, "Identity %q is %s", id.Value.Name, id.Value.State)
 			}
 		}
 		switch {
@@ -569,6 +570,31 @@ func (f *Fleet) Session(ctx context.Context, session string) (SessionView, error
 	}
 	f.observeSession(ctx, &v, ev)
 	return v, nil
+}
+
+// SessionUnits names what systemd has of a Session Browser, running or not. It is
+// for operators: no agent and no page is told.
+type SessionUnits struct {
+	Instance string `json:"instance"`
+	Slice    string `json:"slice"`
+}
+
+// SessionUnits returns the names for a bound session.
+func (f *Fleet) SessionUnits(ctx context.Context, session string) (SessionUnits, error) {
+	var units SessionUnits
+	err := f.db.View(ctx, func(tx *store.Tx) error {
+		b, err := getBound(tx, session)
+		if err != nil {
+			return err
+		}
+		if b == nil {
+			return noSession("show session", session)
+		}
+		units.Instance = b.profile.Value.Instance
+		units.Slice = f.cfg.Slice(units.Instance)
+		return nil
+	})
+	return units, err
 }
 
 // sessionView is the session after an operation that proved what it is.

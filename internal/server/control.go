@@ -32,7 +32,7 @@ func (s *Server) controlRoutes() http.Handler {
 		return named("sessions")(s.deps.Fleet.Sessions(r.Context()))
 	}))
 	mux.Handle(api.SessionPath, get(func(r *http.Request) (any, error) {
-		return named("session")(s.deps.Fleet.Session(r.Context(), r.URL.Query().Get("session")))
+		return named("session")(s.operated(r.Context(), r.URL.Query().Get("session")))
 	}))
 	mux.Handle(api.IdentitiesPath, methods(map[string]http.HandlerFunc{
 		http.MethodGet: answering(func(r *http.Request) (any, error) {
@@ -58,6 +58,21 @@ func (s *Server) controlRoutes() http.Handler {
 		return named("session")(s.deps.Fleet.StopSession(ctx, actor, body.Session))
 	}))
 	return mux
+}
+
+// operatedSession is a session with what an operator calls it by.
+type operatedSession struct {
+	fleet.SessionView
+	fleet.SessionUnits
+}
+
+func (s *Server) operated(ctx context.Context, session string) (operatedSession, error) {
+	view, err := s.deps.Fleet.Session(ctx, session)
+	if err != nil {
+		return operatedSession{}, err
+	}
+	units, err := s.deps.Fleet.SessionUnits(ctx, session)
+	return operatedSession{view, units}, err
 }
 
 // named puts a view under its name.

@@ -87,10 +87,10 @@ func TestControlAPI(t *testing.T) {
 		t.Error(used, err)
 	}
 	shown, err := client.Get(ctx, api.SessionPath, url.Values{"session": {session}})
-	if err != nil || shown.Session.IdentityName != "work" {
+	if err != nil || shown.Session.IdentityName != "work" || shown.Session.Instance != "inst" || shown.Session.Slice != "abfleet-inst.slice" {
 		t.Error(shown, err)
 	}
-	if all, err := client.Get(ctx, api.SessionsPath, nil); err != nil || len(all.Sessions) != 1 {
+	if all, err := client.Get(ctx, api.SessionsPath, nil); err != nil || len(all.Sessions) != 1 || all.Sessions[0].Slice != "" {
 		t.Error(all, err)
 	}
 	if stopped, err := client.Post(ctx, api.StopSessionPath, api.SessionRequest{Session: session}); err != nil || stopped.Session == nil {

@@ -115,6 +115,10 @@ func (f *fakeFleet) Session(_ context.Context, session string) (fleet.SessionVie
 	return fleet.SessionView{}, fault.New(fault.SessionNotFound, "find session", "", "there is no %q", session)
 }
 
+func (f *fakeFleet) SessionUnits(context.Context, string) (fleet.SessionUnits, error) {
+	return fleet.SessionUnits{Instance: "inst", Slice: "abfleet-inst.slice"}, nil
+}
+
 func (f *fakeFleet) StopSession(ctx context.Context, actor audit.Actor, session string) (fleet.SessionView, error) {
 	f.record(actor)
 	return f.Session(ctx, session)

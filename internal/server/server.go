@@ -45,6 +45,7 @@ type Fleet interface {
 	UseIdentity(ctx context.Context, actor audit.Actor, session, ref string) (fleet.SessionView, error)
 	Sessions(ctx context.Context) ([]fleet.SessionView, error)
 	Session(ctx context.Context, session string) (fleet.SessionView, error)
+	SessionUnits(ctx context.Context, session string) (fleet.SessionUnits, error)
 	StopSession(ctx context.Context, actor audit.Actor, session string) (fleet.SessionView, error)
 	Browser(ctx context.Context, session string) (*fleet.Browser, error)
 	RunningBrowser(ctx context.Context, session string) (*fleet.Browser, error)
