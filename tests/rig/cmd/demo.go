@@ -56,6 +56,16 @@ func (p *place) say(ctx context.Context, args ...string) error {
 	return nil
 }
 
+// uninstall ends the demo's fleet. It does not show that the state stays: of the
+// demo's nothing does.
+func (p *place) uninstall(ctx context.Context) error {
+	fmt.Println("removing the demo: its units, its browsers, its login and all other state")
+	if out, err := p.abfleet(ctx, "uninstall").CombinedOutput(); err != nil {
+		return fmt.Errorf("abfleet uninstall: %w: %s", err, out)
+	}
+	return nil
+}
+
 // remove ends the demo and removes its units, then its state and its runtime
 // files: those directories have the demo's name.
 func (p *place) remove(ctx context.Context, uninstall func(context.Context) error) error {
@@ -115,7 +125,7 @@ func demo(ctx context.Context) (err error) {
 		// ctx has ended by now; units and state still have to go.
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalWait)
 		defer cancel()
-		err = errors.Join(err, p.remove(rctx, func(ctx context.Context) error { return p.say(ctx, "uninstall") }))
+		err = errors.Join(err, p.remove(rctx, p.uninstall))
 	}()
 	if err := p.say(ctx, "setup", "--bin-dir", p.bin, "--now"); err != nil {
 		return err

@@ -49,6 +49,9 @@ func TestDemoOnSystemd(t *testing.T) {
 		if err != nil || !strings.Contains(said, "The demo is gone.") {
 			t.Fatalf("as %s: %v\n%s", name, err, said)
 		}
+		if strings.Contains(said, "state stays") || !strings.Contains(said, "all other state") {
+			t.Errorf("as %s, it does not say that its state goes:\n%s", name, said)
+		}
 		out, err := r.Sh(ctx, `systemctl --user list-units --all --plain --no-legend 'abfleetdemo*'
 			systemctl --user list-unit-files --plain --no-legend 'abfleetdemo*'
 			find "$HOME" "$XDG_RUNTIME_DIR" -path '*/systemd/inaccessible' -prune -o -name '*abfleetdemo*' -print`)
