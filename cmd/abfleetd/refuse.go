@@ -16,9 +16,10 @@ import (
 )
 
 var (
-	// refuseQuiet is how long no caller must come before all are answered,
-	// refuseTimeout how long a start that failed stays to answer them.
-	refuseQuiet   = 100 * time.Millisecond
+	// refuseQuiet is how long no caller must come before all are answered:
+	// who comes later may have repaired what was wrong. refuseTimeout is how
+	// long a start that failed stays to answer them.
+	refuseQuiet   = 10 * time.Millisecond
 	refuseTimeout = 3 * time.Second
 )
 
@@ -56,7 +57,7 @@ func refuse(listeners map[string][]net.Listener, cause error) {
 		}
 	}
 	const op = "reach the service"
-	control := server(fault.New(fault.ServiceUnavailable, op, fault.HintOf(cause), "it does not start: %w", cause))
+	control := server(fault.New(fault.ServiceUnavailable, op, fault.HintOf(cause), "it does not start: %s: %w", fault.CodeOf(cause), cause))
 	web := server(fault.New(fault.ServiceUnavailable, op, "Run `abfleet doctor` on its host", "it does not start"))
 	defer control.Close()
 	defer web.Close()

@@ -59,7 +59,7 @@ func TestRefuseAnswersWhoWaits(t *testing.T) {
 	for range 3 {
 		err := <-errs
 		if fault.CodeOf(err) != fault.ServiceUnavailable || fault.HintOf(err) != "Stop the other service first" ||
-			err.Error() != "cannot reach the service: it does not start: cannot open the state: another process holds /secret" {
+			err.Error() != "cannot reach the service: it does not start: state_in_use: cannot open the state: another process holds /secret" {
 			t.Errorf("%v, hint %q", err, fault.HintOf(err))
 		}
 	}

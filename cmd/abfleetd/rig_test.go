@@ -279,6 +279,15 @@ func TestServiceUnderSystemd(t *testing.T) {
 		m.contains(m.sh("abfleet identity list"), "one")
 	})
 
+	// It is restarted below the start limit, while a request waits.
+	t.Run("fails again and again", func(t *testing.T) {
+		m.dropIn(t, "abfleetd.service", `[Service]\nExecStart=\nExecStart=/bin/false\n`)
+		m.sh("systemctl --user stop abfleetd")
+		for _, args := range [][]string{{"identity", "list"}, {"identity", "create", "never"}} {
+			m.contains(m.fails(3, "abfleet", args...), "it does not start: it ended as exit-code (last tried: exit status 1, ", "code: service_unavailable", "hint: Repair that")
+		}
+	})
+
 	t.Run("a socket too many", func(t *testing.T) {
 		m.sh(`printf '[Socket]\nListenStream=%%t/more.sock\nFileDescriptorName=metrics\nService=abfleetd.service\n' > .config/systemd/user/more.socket && systemctl --user daemon-reload && systemctl --user stop abfleetd && systemctl --user start more.socket`)
 		defer m.sh("systemctl --user stop more.socket; rm .config/systemd/user/more.socket; systemctl --user daemon-reload; abfleet setup --now")
