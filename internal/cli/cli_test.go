@@ -427,6 +427,21 @@ func TestDoctorLooksAtTheStateOfTheService(t *testing.T) {
 	}
 }
 
+// Setup's findings are of the state that it names.
+func TestSetupExaminesTheStateOfTheService(t *testing.T) {
+	systemd(t, "ActiveState=inactive")
+	home := t.TempDir()
+	var out bytes.Buffer
+	s := &setup{app: &app{prefix: "abfleet", json: true, out: &out, getenv: func(string) string { return "" }}, stateDir: home + "/there"}
+	cfg := &config.Config{Home: home + "/here", Manager: config.ManagerUser, UnitPrefix: "abfleet"}
+	if err := s.tell(t.Context(), cfg, netip.MustParseAddrPort("127.0.0.1:1")); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), home+"/there is made at the first start") || cfg.Home != home+"/here" {
+		t.Errorf("setup says %s", out.String())
+	}
+}
+
 func TestHintsNameTheUnitsOfTheFleet(t *testing.T) {
 	a := &app{prefix: "demo"}
 	if got, want := a.ours("Run `abfleet setup --now`: systemctl --user status abfleetd"), "Run `abfleet --prefix demo setup --now`: systemctl --user status demod"; got != want {

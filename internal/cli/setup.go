@@ -416,7 +416,9 @@ func (s *setup) tell(ctx context.Context, cfg *config.Config, address netip.Addr
 	for i := range states {
 		states[i].State = s.property(ctx, states[i].Unit, "ActiveState")
 	}
-	findings := doctor.Run(ctx, doctor.NewEnv(cfg, ""), doctor.Checks())
+	examined := *cfg
+	examined.Home = s.home(cfg)
+	findings := doctor.Run(ctx, doctor.NewEnv(&examined, ""), doctor.Checks())
 	if s.json {
 		s.writeJSON(map[string]any{"ok": true, "units": states, "port": address.Port(), "unit_dir": s.unitDir, "doctor": api.Doctor{OK: doctor.OK(findings), Findings: findings}})
 		return nil

@@ -156,7 +156,8 @@ func (a *app) watch(ctx context.Context, client *api.Client, timeout time.Durati
 		}
 		starting := unit["ActiveState"] == "activating"
 		if timeout > 0 && waited > timeout && !starting {
-			giveUp(api.Unreachable(context.DeadlineExceeded, client.Socket))
+			giveUp(fault.New(fault.ServiceUnavailable, "reach the service", "Look at it: systemctl --user status "+a.serviceUnit(),
+				"no answer on %s within %s", client.Socket, timeout))
 			return
 		}
 		if time.Now().Before(tell) {

@@ -34,7 +34,7 @@ func TestReadsEndWhenNobodyAnswers(t *testing.T) {
 	shorten(t, &readTimeout, 100*time.Millisecond)
 	for _, args := range [][]string{{"session", "list"}, {"view"}, {"identity", "status", "x"}} {
 		code, _, errOut := abfleet(t, silent(t), args...)
-		if code != ExitFailed || !strings.Contains(errOut, "cannot reach the service: no answer on ") || !strings.Contains(errOut, "code: deadline_exceeded") {
+		if code != ExitUnreachable || !strings.Contains(errOut, "cannot reach the service: no answer on ") || !strings.Contains(errOut, "code: service_unavailable") {
 			t.Errorf("%v: exit code %d, %q", args, code, errOut)
 		}
 	}

@@ -439,6 +439,9 @@ func TestSwitchFromStuck(t *testing.T) {
 	}
 	_, err = s.Browser(t.Context(), "s")
 	wantCode(t, "use of a BROKEN browser", err, fault.BrowserNotControllable)
+	if hint := fault.HintOf(err); !strings.Contains(hint, ": abfleet session use s identity-") {
+		t.Errorf("use of a BROKEN browser: hint %q", hint)
+	}
 	if _, err := s.UseIdentity(t.Context(), agent, "other", "a"); err != nil {
 		t.Fatal(err)
 	}

@@ -327,7 +327,8 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 // notControllable is the error for a Stack that settle found in a state that
 // only a person can end.
 func (f *Fleet) notControllable(op string, r *runtime) error {
-	hint := "Do not retry. A person can end what the journal of the service names and select the Identity again: abfleet session use"
+	hint := "Do not retry. A person can end what the journal of the service names and select the Identity again: abfleet session use " +
+		fault.Word(r.Value.Session) + " " + fault.Word(r.Value.Identity)
 	if r.Value.login() {
 		hint = "Start the login again: that cleans it up first"
 	}
