@@ -38,8 +38,11 @@ var (
 type unitState map[string]string
 
 func lookAt(ctx context.Context, unit string) unitState {
-	out, err := exec.CommandContext(ctx, "systemctl", "--user", "show",
-		"--property=ActiveState,SubState,Result,StatusText,ExecMainCode,ExecMainStatus,ExecMainExitTimestamp", unit).Output()
+	cmd := exec.CommandContext(ctx, "systemctl", "--user", "show",
+		"--property=ActiveState,SubState,Result,StatusText,ExecMainCode,ExecMainStatus,ExecMainExitTimestamp", unit)
+	// A child that keeps its output open is not waited for.
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
 	if err != nil {
 		return nil
 	}
