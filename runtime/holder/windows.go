@@ -39,8 +39,8 @@ const (
 	// windowQuiet is how long a window must have stayed as it is before it is
 	// made large again, so that a drag is not fought over.
 	windowQuiet = 250 * time.Millisecond
-	// windowLongest is how long one that never stays may keep its size.
-	windowLongest = 2 * time.Second
+	// windowLongest is how long one that is never still may be left alone.
+	windowLongest = 10 * time.Second
 )
 
 // keepWindows makes the windows on a display fill it until the display ends.
