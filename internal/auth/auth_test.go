@@ -414,6 +414,7 @@ func FuzzCookie(f *testing.F) {
 		f.Fatal("the good one is not valid")
 	}
 	f.Add(good)
+	f.Add(good[:len(good)-5] + "\n" + good[len(good)-5:])
 	f.Add("1.2.3.4")
 	f.Add(".")
 	f.Fuzz(func(t *testing.T, value string) {

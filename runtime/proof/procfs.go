@@ -74,8 +74,11 @@ func parseStat(data []byte) (stat, error) {
 	}
 	fields := strings.Fields(string(data[end+1:]))
 	const state, ppid, pgid, start = 0, 1, 2, 19 // counted from field 3
-	if len(fields) <= start || len(fields[state]) != 1 {
+	if len(fields) <= start {
 		return stat{}, errors.New("malformed stat line: too short")
+	}
+	if f := fields[state]; len(f) != 1 || f[0]|0x20 < 'a' || f[0]|0x20 > 'z' {
+		return stat{}, errors.New("malformed stat line: no state")
 	}
 	s := stat{State: fields[state][0]}
 	var err [3]error

@@ -24,7 +24,7 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("program named %q: %+v, %v", name, s, err)
 		}
 	}
-	for _, in := range []string{"", "42", "42 (sh)", "42 (sh) S 7 42", "42 )sh( S" + tail, strings.Replace("42 (sh)"+tail, "987654", "-1", 1), strings.Replace("42 (sh)"+tail, " S ", " SS ", 1)} {
+	for _, in := range []string{"", "42", "42 (sh)", "42 (sh) S 7 42", "42 )sh( S" + tail, strings.Replace("42 (sh)"+tail, "987654", "-1", 1), strings.Replace("42 (sh)"+tail, " S ", " SS ", 1), strings.Replace("42 (sh)"+tail, " S ", " \x00 ", 1)} {
 		if s, err := parseStat([]byte(in)); err == nil {
 			t.Errorf("parseStat(%q) = %+v", in, s)
 		}
@@ -37,6 +37,7 @@ func TestParseStat(t *testing.T) {
 // Whatever a program calls itself, the numbers behind it stay the same.
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("a) b"), []byte(" Z 7 42"))
+	f.Add([]byte(""), []byte(")\x00 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0"))
 	f.Add([]byte(""), []byte("42 (sh) S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 100 200\n"))
 	f.Fuzz(func(t *testing.T, name, raw []byte) {
 		line := "42 (" + string(name) + ") Z 7 43 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 100 200\n"
