@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -87,10 +88,29 @@ func (w *world) start(instance string, profile string) fleet.Evidence {
 	return ev
 }
 
+// Whose browser a scope is of, an operator reads in systemd's lists.
+func TestDescription(t *testing.T) {
+	for _, c := range []struct{ session, identity, want string }{
+		{"my-session", "identity-1", `Chromium for the Session Browser of session "my-session"`},
+		{"", "identity-1", `Chromium for the login browser of "identity-1"`},
+		{"a\nb\xff\x1b[1m", "identity-1", `Chromium for the Session Browser of session "a\nb�\x1b[1m"`},
+		{strings.Repeat("é", 199), "identity-1", `Chromium for the Session Browser of session "` + strings.Repeat("é", 60) + `…"`},
+	} {
+		s := &starting{req: fleet.StartRequest{Session: c.session, Identity: c.identity}}
+		if got := s.description("Chromium"); got != c.want {
+			t.Errorf("%q: %s, want %s", c.session, got, c.want)
+		}
+	}
+}
+
 // TestStartStop protects the whole path of one Stack.
 func TestStartStop(t *testing.T) {
 	w := newWorld(t)
 	ev := w.start("aaaaaaaaaa", w.cfg.TemplateDir("identity-1"))
+	out, err := exec.Command("systemctl", "--user", "list-units", "--no-legend", "--plain", w.cfg.UnitPrefix+"-aaaaaaaaaa-*").CombinedOutput()
+	if err != nil || strings.Count(string(out), `Session Browser of session "s"`) != 2 {
+		t.Errorf("systemd lists %v\n%s", err, out)
+	}
 	obs, err := w.Observe(t.Context(), ev)
 	if err != nil || obs.State != fleet.Controllable {
 		t.Fatalf("observe: %+v %v", obs, err)

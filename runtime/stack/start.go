@@ -190,6 +190,21 @@ func (s *starting) place(ctx context.Context, scope unit.Scope, base proof.Gener
 	return p, nil
 }
 
+// description tells an operator in a list of units whose browser a scope is of.
+func (s *starting) description(what string) string {
+	// A session may be called anything: quoted, it is one line of valid UTF-8.
+	const most = 60
+	of, name := "Session Browser of session", s.req.Session
+	if name == "" {
+		of, name = "login browser of", s.req.Identity
+	}
+	r := []rune(name)
+	if len(r) > most {
+		r = append(r[:most], '…')
+	}
+	return fmt.Sprintf("%s for the %s %q", what, of, string(r))
+}
+
 // release records the role and tells it to go.
 func (s *starting) release(ctx context.Context, p *placed) error {
 	if err := s.record(ctx); err != nil {
@@ -264,7 +279,7 @@ func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byt
 		return nil, err
 	}
 	display, err := s.place(ctx, unit.Scope{
-		Name: s.scope(role.NameDisplay, try), Description: "Session Browser display", KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
+		Name: s.scope(role.NameDisplay, try), Description: s.description("display"), KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
 	}, proof.Generation{Role: role.NameDisplay, Display: number, Sockets: []string{s.files.rfb()}},
 		func(g proof.Generation) { s.ev.Display = &g })
 	if err != nil {
@@ -295,7 +310,7 @@ func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byt
 
 func (s *starting) placeChromium(ctx context.Context, try int) (*placed, error) {
 	return s.place(ctx, unit.Scope{
-		Name: s.scope(role.NameChromium, try), Description: "Session Browser",
+		Name: s.scope(role.NameChromium, try), Description: s.description("Chromium"),
 		Requires: []string{s.ev.Display.Unit}, After: []string{s.ev.Display.Unit},
 		// SIGWINCH does nothing to a process that does not ask for it, and
 		// the holder turns it into a clean close; SIGTERM would lose up to
