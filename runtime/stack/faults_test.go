@@ -131,7 +131,7 @@ func TestLoginSurvives(t *testing.T) {
 			return err
 		},
 		"systemctl stop of the slice": func(e evidence) error {
-			return exec.Command("systemctl", "--user", "stop", w.slice(e.Instance)).Run()
+			return exec.Command("systemctl", "--user", "stop", w.cfg.Slice(e.Instance)).Run()
 		},
 		"systemctl stop of the display scope": func(e evidence) error {
 			return exec.Command("systemctl", "--user", "stop", e.Display.Unit).Run()
@@ -251,7 +251,7 @@ func TestDisplayNumberIsNoIdentity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := exec.Command("systemctl", "--user", "stop", w.slice(a.Instance)).Run(); err != nil {
+	if err := exec.Command("systemctl", "--user", "stop", w.cfg.Slice(a.Instance)).Run(); err != nil {
 		t.Fatal(err)
 	}
 	second := w.start("mmmmmmmmmm", w.cfg.TemplateDir("identity-2"))

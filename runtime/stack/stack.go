@@ -154,10 +154,6 @@ func (r *Runtime) CaptureSnapshot(ctx context.Context, dir, snapshot string) err
 	return err
 }
 
-func (r *Runtime) slice(instance string) string {
-	return r.cfg.UnitPrefix + "-" + instance + ".slice"
-}
-
 // files are the paths of one instance.
 type files struct{ dir string }
 
@@ -175,7 +171,7 @@ func (f files) pidfile(rl string) string { return filepath.Join(f.dir, rl+".pid"
 func (r *Runtime) claim(e evidence) proof.Claim {
 	f := r.files(e.Instance)
 	c := proof.Claim{
-		Instance: e.Instance, Slice: r.slice(e.Instance), Root: f.root(),
+		Instance: e.Instance, Slice: r.cfg.Slice(e.Instance), Root: f.root(),
 		Profile: e.Profile, LockFile: e.Profile + ".lock",
 		Sockets: []string{f.cdp(), f.rfb()},
 	}

@@ -163,7 +163,7 @@ func (s *starting) place(ctx context.Context, scope unit.Scope, base proof.Gener
 		return nil, fmt.Errorf("spawn %s: %w", base.Role, err)
 	}
 	p := &placed{child: child, role: base.Role}
-	scope.PID, scope.Slice = child.PID(), s.slice(s.req.Instance)
+	scope.PID, scope.Slice = child.PID(), s.cfg.Slice(s.req.Instance)
 	info, err := s.units.StartScope(ctx, scope)
 	if err != nil {
 		p.abandon()

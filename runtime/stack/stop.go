@@ -47,8 +47,8 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 		return report, r.unproven(e, err, errs...)
 	}
 	// The empty slice would stay loaded for as long as the manager runs.
-	if err := r.units.StopSlice(ctx, r.slice(e.Instance)); err != nil {
-		r.log.Warn("an empty slice stays", "unit", r.slice(e.Instance), "error", err)
+	if err := r.units.StopSlice(ctx, r.cfg.Slice(e.Instance)); err != nil {
+		r.log.Warn("an empty slice stays", "unit", r.cfg.Slice(e.Instance), "error", err)
 	}
 	return report, r.clearInstance(ctx, e)
 }
@@ -61,7 +61,7 @@ func (r *Runtime) unproven(e evidence, err error, more ...error) error {
 		cause = fmt.Errorf("%w: %w", fleet.ErrUndecided, cause)
 	}
 	return fault.Wrap(cause, fault.BrowserStopUnproven, "stop browser",
-		"look at `systemctl --user status "+r.slice(e.Instance)+"`; end what it shows, then stop again")
+		"look at `systemctl --user status "+r.cfg.Slice(e.Instance)+"`; end what it shows, then stop again")
 }
 
 // unasked reports whether err says that systemd could not be asked.
