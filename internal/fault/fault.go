@@ -86,6 +86,14 @@ func New(code Code, op, hint, format string, args ...any) *Error {
 	return &Error{Code: code, Op: op, Hint: hint, Err: fmt.Errorf(format, args...)}
 }
 
+// NotSelected is what every tool that needs a browser says before the agent has
+// chosen an Identity.
+func NotSelected(op string) *Error {
+	return New(IdentityNotSelected, op,
+		"Call agent_browser_identities to see what there is, then agent_browser_use_identity to select one; do not retry before that",
+		"this session has not selected an Identity")
+}
+
 // Wrap gives err a code, an operation and a hint. A nil err stays nil.
 func Wrap(err error, code Code, op, hint string) error {
 	if err == nil {

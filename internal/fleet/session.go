@@ -477,7 +477,7 @@ func (f *Fleet) Browser(ctx context.Context, session string) (*Browser, error) {
 			return nil, err
 		}
 		if b == nil {
-			return nil, notSelected()
+			return nil, fault.NotSelected(opReach)
 		}
 		r, err := f.ensure(ctx, audit.System("next use"), b)
 		if err != nil {
@@ -485,12 +485,6 @@ func (f *Fleet) Browser(ctx context.Context, session string) (*Browser, error) {
 		}
 		return f.browser(session, b.identity, r), nil
 	})
-}
-
-func notSelected() error {
-	return fault.New(fault.IdentityNotSelected, opReach,
-		"Call agent_browser_identities to see what there is, then agent_browser_use_identity to select one; do not retry before that",
-		"this session has not selected an Identity")
 }
 
 // RunningBrowser returns the session's Browser while it runs. Unlike Browser
@@ -514,7 +508,7 @@ func (f *Fleet) RunningBrowser(ctx context.Context, session string) (*Browser, e
 		return nil, err
 	}
 	if bd == nil {
-		return nil, notSelected()
+		return nil, fault.NotSelected(opReach)
 	}
 	if r.Value.State != Controllable {
 		return nil, fault.New(fault.BrowserNotControllable, opReach, "Its next use by the agent, or selecting its Identity, starts it", "it is %s", r.Value.State)

@@ -55,9 +55,7 @@ func (c *Call) Rebound() { c.session.doubted.Store(true) }
 func (c *Call) Bound(ctx context.Context) error {
 	list, err := c.Fleet().Identities(ctx, c.Caller.Session)
 	if err == nil && list.Current == "" {
-		err = fault.New(fault.IdentityNotSelected, "run "+c.tool.Name,
-			"Call agent_browser_identities to see what there is, then agent_browser_use_identity to select one; do not retry before that",
-			"this session has not selected an Identity")
+		err = fault.NotSelected("run " + c.tool.Name)
 	}
 	return err
 }

@@ -99,7 +99,7 @@ func (f *Fleet) Browser(_ context.Context, session string) (tools.Browser, error
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.bound[session] == 0 {
-		return nil, fault.New(fault.IdentityNotSelected, "find session browser", "call agent_browser_use_identity first; agent_browser_identities lists the Identities", "this session has no Identity yet")
+		return nil, fault.NotSelected("find session browser")
 	}
 	return &browser{fleet: f, key: fmt.Sprintf("%s/%d", session, f.bound[session])}, nil
 }
