@@ -28,6 +28,7 @@ const (
 	UncleanExit            Code = "unclean_exit"             // the login browser did not close cleanly; the last good snapshot stays
 	SessionNotFound        Code = "session_not_found"        // no Identity is bound to this session
 	BrowserNotControllable Code = "browser_not_controllable" // the browser is not proven to be ours and answering
+	BrowserStopped         Code = "browser_stopped"          // the browser does not run; its next use starts it
 	BrowserStartFailed     Code = "browser_start_failed"     // Runtime Start Error: the browser did not become ready
 	BrowserStopUnproven    Code = "browser_stop_unproven"    // something of the browser may still be there
 	ProfileBusy            Code = "profile_busy"             // another process holds the Profile

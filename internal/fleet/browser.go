@@ -69,11 +69,14 @@ func (b *Browser) Running(ctx context.Context) error {
 	if err != nil {
 		return b.f.failure(err, fault.BrowserNotControllable, opReach, "Try again", &b.runtime)
 	}
-	if obs.State != Controllable {
-		return fault.New(fault.BrowserNotControllable, opReach, "Use it again: a browser that ended is started anew",
-			"it is %s", obs.State)
+	const again = "Use it again: a browser that ended is started anew"
+	switch obs.State {
+	case Controllable:
+		return nil
+	case Stopped, Ended:
+		return fault.New(fault.BrowserStopped, opReach, again, "it has ended")
 	}
-	return nil
+	return fault.New(fault.BrowserNotControllable, opReach, again, "it is %s", obs.State)
 }
 
 // OpenCDP connects to this generation's browser; the connection carries raw

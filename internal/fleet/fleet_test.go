@@ -141,7 +141,7 @@ func TestMainPath(t *testing.T) {
 	if _, err := b.OpenCDP(ctx); fault.CodeOf(err) != fault.BrowserNotControllable {
 		t.Errorf("the old browser's CDP after a stop: %v", err)
 	}
-	if _, err := s.RunningBrowser(ctx, "s1"); fault.CodeOf(err) != fault.BrowserNotControllable {
+	if _, err := s.RunningBrowser(ctx, "s1"); fault.CodeOf(err) != fault.BrowserStopped {
 		t.Errorf("looking at a stopped browser: %v", err)
 	}
 	b2, err := s.Browser(ctx, "s1")
@@ -629,7 +629,7 @@ func TestDeath(t *testing.T) {
 	if v, err := s.Session(t.Context(), "s"); err != nil || v.State != fleet.Stopped || v.LastExit == nil || v.LastExit.Signal != "SIGKILL" {
 		t.Errorf("status of a dead browser: %+v %v", v, err)
 	}
-	if _, err := s.RunningBrowser(t.Context(), "s"); fault.CodeOf(err) != fault.BrowserNotControllable {
+	if _, err := s.RunningBrowser(t.Context(), "s"); fault.CodeOf(err) != fault.BrowserStopped {
 		t.Errorf("looking at a dead browser: %v", err)
 	}
 	if b2 := mustBrowser(t, s, "s"); b2.Key() == b.Key() {

@@ -510,8 +510,12 @@ func (f *Fleet) RunningBrowser(ctx context.Context, session string) (*Browser, e
 	if bd == nil {
 		return nil, fault.NotSelected(opReach)
 	}
-	if r.Value.State != Controllable {
-		return nil, fault.New(fault.BrowserNotControllable, opReach, "Its next use by the agent, or selecting its Identity, starts it", "it is %s", r.Value.State)
+	switch r.Value.State {
+	case Controllable:
+	case Stopped:
+		return nil, fault.New(fault.BrowserStopped, opReach, "Its next use by the agent, or selecting its Identity, starts it", "it is stopped")
+	default:
+		return nil, fault.New(fault.BrowserNotControllable, opReach, "Look at it: abfleet session show "+fault.Word(session), "it is %s", r.Value.State)
 	}
 	b := f.browser(session, bd.identity, r)
 	return b, b.Running(ctx)

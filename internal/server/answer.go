@@ -32,6 +32,7 @@ var statuses = map[fault.Code]int{
 	fault.LoginNotRunning:        http.StatusConflict,
 	fault.UncleanExit:            http.StatusConflict,
 	fault.BrowserNotControllable: http.StatusConflict,
+	fault.BrowserStopped:         http.StatusConflict,
 	fault.ProfileBusy:            http.StatusConflict,
 	fault.StateInUse:             http.StatusConflict,
 	fault.OwnershipRefused:       http.StatusConflict,

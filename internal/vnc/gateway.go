@@ -54,7 +54,8 @@ type Gateway struct {
 	Deny func(http.ResponseWriter, *http.Request, error)
 	// Options tunes the relays.
 	Options Options
-	// Log gets one line for each viewer that ended for a reason. May be nil.
+	// Log gets one line for each viewer that ended for a reason; at debug level
+	// for one that waits for a browser to run. May be nil.
 	Log *slog.Logger
 
 	mu      sync.Mutex
@@ -111,20 +112,25 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err == nil {
 			_ = target.Conn.Close()
 		}
-		g.log("viewer not upgraded", acceptErr)
+		g.log(slog.LevelInfo, "viewer not upgraded", acceptErr)
 		return
 	}
 	if err != nil {
 		refusal := unresolved(err)
 		_ = ws.Close(refusal.Code, refusal.Reason)
-		g.log("viewer refused", refusal)
+		// A page that waits for a browser to run asks again and again.
+		level := slog.LevelInfo
+		if refusal.Code == CloseBrowserStopped || refusal.Code == CloseNotFound {
+			level = slog.LevelDebug
+		}
+		g.log(level, "viewer refused", refusal)
 		return
 	}
 	err = relayWith(ctx, ws, target.Conn, target.Password, g.Options, func(e *End) *End {
 		return explain(ctx, e, target.Running)
 	})
 	if err != nil {
-		g.log("viewer ended", err)
+		g.log(slog.LevelInfo, "viewer ended", err)
 	}
 }
 
@@ -149,7 +155,7 @@ func unresolved(err error) *End {
 		return end(CloseNotAllowed, "not allowed", err)
 	case fault.SessionNotFound, fault.IdentityNotFound, fault.NotFound:
 		return end(CloseNotFound, "there is no such browser", err)
-	case fault.IdentityNotSelected, fault.LoginNotRunning:
+	case fault.IdentityNotSelected, fault.LoginNotRunning, fault.BrowserStopped:
 		return end(CloseBrowserStopped, "the browser is not running", err)
 	default:
 		return end(CloseUnavailable, "the browser cannot be shown at present", err)
@@ -208,8 +214,8 @@ func (g *Gateway) leave(v *viewer) {
 	close(v.done)
 }
 
-func (g *Gateway) log(message string, err error) {
+func (g *Gateway) log(level slog.Level, message string, err error) {
 	if g.Log != nil {
-		g.Log.Info(message, "error", err)
+		g.Log.Log(context.Background(), level, message, "error", err)
 	}
 }

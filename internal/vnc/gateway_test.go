@@ -65,6 +65,7 @@ func TestUnresolvedTargets(t *testing.T) {
 		fault.IdentityNotFound:       CloseNotFound,
 		fault.IdentityNotSelected:    CloseBrowserStopped,
 		fault.LoginNotRunning:        CloseBrowserStopped,
+		fault.BrowserStopped:         CloseBrowserStopped,
 		fault.BrowserNotControllable: CloseUnavailable,
 		fault.Internal:               CloseUnavailable,
 	} {

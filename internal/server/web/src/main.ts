@@ -102,6 +102,9 @@ async function openViewer(target: Target): Promise<void> {
   label.title = isSession
     ? "You and the agent operate the same browser. Whose action comes first is not decided."
     : "Log in here, then save the login.";
+  const howToStart = isSession
+    ? "The agent's next call starts it, and so does `abfleet session use`."
+    : "`abfleet identity login` starts it.";
   label.hidden = false;
   setName(name);
 
@@ -120,7 +123,7 @@ async function openViewer(target: Target): Promise<void> {
   const viewer = new Viewer(screen, {
     target,
     exact: new URLSearchParams(location.search).get("scale") === "1",
-    onStatus: (news) => show(news, cover, () => viewer.connect()),
+    onStatus: (news) => show(news, cover, howToStart, () => viewer.connect()),
   });
   // The screen takes every key, Tab included; this is the way out of it.
   screen.addEventListener(
@@ -152,7 +155,7 @@ function setName(name: string): void {
   document.title = `${name} · ${label.textContent}`;
 }
 
-function show(news: Status, cover: HTMLElement, retry: () => void): void {
+function show(news: Status, cover: HTMLElement, howToStart: string, retry: () => void): void {
   const again = { text: "Try now", action: retry };
   switch (news.state) {
     case "connecting":
@@ -171,7 +174,7 @@ function show(news: Status, cover: HTMLElement, retry: () => void): void {
       break;
     case "stopped":
       setStatus("stopped", sentence(news.reason));
-      showMessage(cover, sentence(news.reason), `Looking again in ${news.seconds} s.`, again);
+      showMessage(cover, sentence(news.reason), `${howToStart} Looking again in ${news.seconds} s.`, again);
       break;
     case "waiting":
       setStatus("waiting", `Disconnected: ${news.reason}`);
