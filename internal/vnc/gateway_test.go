@@ -1,12 +1,15 @@
 package vnc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,6 +57,26 @@ func TestSubprotocolIsEchoedOnlyWhenOffered(t *testing.T) {
 		ws := r.open(t, &websocket.DialOptions{Subprotocols: c.offered})
 		if got := ws.Subprotocol(); got != c.want {
 			t.Errorf("%s: got %q", name, got)
+		}
+	}
+}
+
+// A page that waits for a browser asks again every few seconds; the journal
+// tells of what an operator can mend.
+func TestWaitingIsNotLogged(t *testing.T) {
+	for code, want := range map[fault.Code]bool{fault.BrowserStopped: false, fault.SessionNotFound: false, fault.BrowserNotControllable: true} {
+		r := serve(t, func() (net.Conn, error) { return nil, fault.New(code, "view browser", "", "for a test") }, Options{})
+		var journal bytes.Buffer
+		r.Log = slog.New(slog.NewTextHandler(&journal, nil))
+		closing(t, r.open(t, nil))
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		// It returns when the handler has.
+		if err := r.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(journal.String(), "viewer refused"); got != want {
+			t.Errorf("%s: logged: %v, want %v", code, got, want)
 		}
 	}
 }
