@@ -103,7 +103,9 @@ func hold(spec *Spec, res resources) int {
 	go b.trim.run()
 	if h.Display != "" {
 		go func() {
-			<-b.page // the start of the browser comes first
+			// The start of the browser comes first.
+			<-b.page
+			time.Sleep(windowsAfter)
 			if err := keepWindows(h.Display, h.Authority); err != nil {
 				relay.say(4, "cannot keep the windows as large as the screen: "+err.Error())
 			}

@@ -36,6 +36,9 @@ type windows struct {
 type change struct{ first, last time.Time }
 
 const (
+	// windowsAfter is how long after its first page a browser is left alone:
+	// it is not controllable yet, and somebody waits for that.
+	windowsAfter = time.Second
 	// windowQuiet is how long a window must have stayed as it is before it is
 	// made large again, so that a drag is not fought over.
 	windowQuiet = 250 * time.Millisecond
