@@ -569,8 +569,20 @@ func TestNotListening(t *testing.T) {
 	if err := notListening(path); ReasonOf(err) != ListenerLive || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("listener: %v", err)
 	}
+	// As a server leaves it that ends before it gives its socket a mode.
+	closed := func() {
+		t.Helper()
+		if err := os.Chmod(path, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closed()
+	if err := notListening(path); ReasonOf(err) != ListenerLive || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+		t.Errorf("listener on a closed socket: %v", err)
+	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
+	closed()
 	if err := notListening(path); err != nil {
 		t.Errorf("socket that nobody serves: %v", err)
 	}

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // FirstDisplay is the lowest X display number the fleet takes. Numbers below
@@ -106,6 +108,33 @@ func Authority(n int, cookie []byte) []byte {
 	b = field(b, []byte(strconv.Itoa(n)))
 	b = field(b, []byte(cookieName))
 	return field(b, cookie)
+}
+
+// XListens returns nil when the process pid listens on display n, some time
+// before it answers: clients that connect now are served as soon as it can. It
+// returns ErrNotReady while nobody does, or another process.
+func XListens(ctx context.Context, n, pid int) error {
+	conn, err := dialUnix(ctx, XSocket(n))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var perr error
+	if err := raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if perr != nil {
+		return fmt.Errorf("display %d: who listens: %w", n, perr)
+	}
+	if int(peer.Pid) != pid {
+		return fmt.Errorf("%w: process %d listens on display %d", ErrNotReady, peer.Pid, n)
+	}
+	return nil
 }
 
 // XReady makes an X connection with the cookie and reads the setup reply. It

@@ -395,6 +395,59 @@ func TestTwentyDisplays(t *testing.T) {
 	}
 }
 
+// TestDisplayFailsBesideTheBrowser protects the part of a start in which both
+// come up: a display that ends or hangs then fails the start by its name, soon
+// and at the latest with the start's time, and nothing of either is left.
+func TestDisplayFailsBesideTheBrowser(t *testing.T) {
+	w := newWorld(t)
+	dir := w.cfg.TemplateDir("identity-1")
+	if err := w.CreateProfile(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	usual := w.cfg.StartTimeout
+	for _, c := range []struct {
+		instance string
+		signal   syscall.Signal
+		timeout  time.Duration
+	}{
+		{"pppppppppp", syscall.SIGKILL, usual},
+		{"qqqqqqqqqq", syscall.SIGSTOP, 5 * time.Second},
+	} {
+		w.cfg.StartTimeout = c.timeout
+		_, err := w.Start(t.Context(), fleet.StartRequest{Instance: c.instance, Generation: 1, Profile: dir,
+			Record: func(_ context.Context, ev fleet.Evidence) error {
+				e, err := decode(ev)
+				if err != nil || e.Chromium == nil {
+					return err
+				}
+				return syscall.Kill(e.Display.Leader.PID, c.signal)
+			}})
+		var failed *fleet.StartError
+		if !errors.As(err, &failed) || !failed.Confirmed || !strings.Contains(err.Error(), "display: ") {
+			t.Errorf("%v: %v, want the display named and a confirmed cleanup", c.signal, err)
+		}
+		out, _ := exec.Command("systemctl", "--user", "list-units", "--no-legend", "--plain", w.cfg.UnitPrefix+"-"+c.instance+"-*").Output()
+		if len(out) > 0 {
+			t.Errorf("%v: left\n%s", c.signal, out)
+		}
+	}
+	w.cfg.StartTimeout = usual
+	ev := w.start("rrrrrrrrrr", dir)
+	e, err := decode(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := role.XListens(t.Context(), e.Display.Display, e.Display.Leader.PID); err != nil {
+		t.Errorf("the display is not told as its own listener: %v", err)
+	}
+	if err := role.XListens(t.Context(), e.Display.Display, e.Chromium.Leader.PID); !errors.Is(err, role.ErrNotReady) {
+		t.Errorf("another process is told as the display's listener: %v", err)
+	}
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestServiceDiesBeforeRelease protects against orphans: the service is killed
 // when a role sits in its scope, recorded and not yet released.
 func TestServiceDiesBeforeRelease(t *testing.T) {

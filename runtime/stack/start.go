@@ -66,6 +66,9 @@ type starting struct {
 	req   fleet.StartRequest
 	files files
 	ev    evidence
+	// displayReady waits until a display that listens answers, X clients as
+	// well as viewers.
+	displayReady func(context.Context) error
 }
 
 // admit refuses, before anything is spawned, what would only fail later and
@@ -109,7 +112,27 @@ func (s *starting) run(ctx context.Context) error {
 	if err := errors.Join(displayErr, <-cloned); err != nil {
 		return err
 	}
-	return s.startChromium(ctx, browser)
+	// The X server gets ready while the browser loads: what connects to it
+	// meanwhile is served as soon as it can.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	display := make(chan error, 1)
+	go func() {
+		err := s.displayReady(ctx)
+		if err != nil {
+			cancel() // no browser comes up without it
+		}
+		display <- err
+	}()
+	err := s.startChromium(ctx, browser)
+	if err != nil {
+		cancel()
+	}
+	// A browser that fails beside its display mostly fails for that.
+	if derr := <-display; derr != nil && !errors.Is(derr, context.Canceled) {
+		return derr
+	}
+	return err
 }
 
 // prepareDirs makes the instance's directories anew, and in them the file that
@@ -236,7 +259,7 @@ func (s *starting) record(ctx context.Context) error {
 	return s.req.Record(ctx, s.ev.encode())
 }
 
-// startDisplay brings the display up on a number that nobody has, and places
+// startDisplay has the display listen on a number that nobody has, and places
 // the browser beside it meanwhile.
 func (s *starting) startDisplay(ctx context.Context) (*placed, error) {
 	password := role.NewVNCPassword()
@@ -298,11 +321,24 @@ func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byt
 	if err != nil {
 		return nil, err
 	}
-	err = await(ctx, s.files.dir, display.child.Done(), func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb()) })
-	if err == nil {
-		err = role.XReady(ctx, number, cookie)
+	pid, died := display.child.PID(), display.child.Done()
+	s.displayReady = func(ctx context.Context) error {
+		err := await(ctx, s.files.dir, died, func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb()) })
+		if err == nil {
+			err = role.XReady(ctx, number, cookie)
+		}
+		if err != nil {
+			return fmt.Errorf("display: %w", err)
+		}
+		return nil
 	}
-	if err != nil {
+	sockets := filepath.Dir(role.XSocket(number))
+	if _, err := os.Stat(sockets); err != nil {
+		// The first X server since the boot makes it, and there is nothing to
+		// watch until then.
+		return browser, s.displayReady(ctx)
+	}
+	if err := await(ctx, sockets, died, func(ctx context.Context) error { return role.XListens(ctx, number, pid) }); err != nil {
 		return browser, fmt.Errorf("display: %w", err)
 	}
 	return browser, nil
