@@ -29,7 +29,7 @@ const (
 	ExitOK          = 0
 	ExitFailed      = 1 // the command failed; the code on standard error says why
 	ExitUsage       = 2 // unknown command, wrong flags or arguments
-	ExitUnreachable = 3 // the service cannot be reached
+	ExitUnreachable = 3 // the service cannot be reached, or does not answer
 	ExitUnknown     = 4 // the service went away: the command may have taken effect
 	ExitUnhealthy   = 5 // doctor found an error
 )
@@ -38,7 +38,7 @@ const exitHelp = `Exit codes:
   0  done
   1  failed; the code on standard error says why
   2  wrong usage
-  3  the service cannot be reached
+  3  the service cannot be reached, or does not answer
   4  the service went away: the command may have taken effect
   5  doctor found an error`
 
