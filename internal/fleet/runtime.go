@@ -14,8 +14,8 @@ type Evidence = json.RawMessage
 
 // Runtime starts, observes and stops Stacks and handles the directory trees
 // that belong to them. The fleet never runs two calls about one Instance or
-// about one directory at the same time, except Observe, OpenCDP and OpenViewer,
-// which may run beside anything. Implementations pass fleettest.Contract.
+// about one directory at the same time, except Observe, Watch, Examine,
+// OpenCDP and OpenViewer, which may run beside anything. Implementations pass fleettest.Contract.
 type Runtime interface {
 	// CreateProfile makes an empty Profile directory and its missing parents,
 	// all 0700. A directory that is there already and safe is no error.
@@ -50,6 +50,23 @@ type Runtime interface {
 	// already is no error. What is not proven to be ours is not touched, and
 	// an error.
 	Stop(ctx context.Context, ev Evidence, reason string) (StopReport, error)
+
+	// Watch returns nil once something of a Stack that was controllable has
+	// ended: one of its processes, scopes or cgroups. What that means, Observe
+	// tells. It waits for the kernel's events and systemd's, without polling. Its
+	// error is that of ctx, or says why nothing can be watched.
+	Watch(ctx context.Context, ev Evidence) error
+
+	// Examine says what is left of a Stack whose cleanup is not proven, and what
+	// Recover would make of it. It changes nothing.
+	Examine(ctx context.Context, req RecoverRequest) (Examination, error)
+
+	// Recover is Explicit Runtime Recovery, which only a person's release or
+	// login may ask for: it stops the Stack as Stop does, and where a role's
+	// ownership is not proven any more but can be reconstructed beyond doubt, it
+	// does that first. Any ambiguity is an error and changes nothing. It returns
+	// nil only when the absence of the Stack is proven, as Stop does.
+	Recover(ctx context.Context, req RecoverRequest) (StopReport, error)
 
 	// OpenCDP connects to the browser of a Stack whose ownership it proves
 	// first. The connection carries raw NUL-delimited CDP messages.
@@ -128,6 +145,47 @@ type StopReport struct {
 	Clean bool
 	// Detail is one phrase for a person.
 	Detail string
+}
+
+// RecoverRequest says which Stack is meant. Evidence may be missing or refused:
+// Instance and Profile are what the fleet knows by itself.
+type RecoverRequest struct {
+	Instance string
+	// Profile is the directory the browser ran on.
+	Profile  string
+	Evidence Evidence
+}
+
+// Examination is what Examine found. It names units, processes and paths: it is
+// for operators.
+type Examination struct {
+	// Vacant means that nothing of the Stack is left.
+	Vacant bool `json:"vacant"`
+	// Recoverable means that every role that is left is proven ours, or can be.
+	Recoverable bool `json:"recoverable"`
+	// Reason is why the Stack is not vacant, empty when it is.
+	Reason string            `json:"reason,omitempty"`
+	Roles  []RoleExamination `json:"roles,omitempty"`
+}
+
+// Verdicts of Examine on a role.
+const (
+	VerdictGone            = "gone"            // no process of it is left
+	VerdictProven          = "proven"          // its recorded Proof holds
+	VerdictReconstructible = "reconstructible" // one process proves to be it by other evidence
+	VerdictAmbiguous       = "ambiguous"       // neither
+)
+
+// RoleExamination is the evidence about one role of a Stack.
+type RoleExamination struct {
+	Role    string `json:"role"`
+	Verdict string `json:"verdict"`
+	// PID is the process that the verdict is about, 0 for none.
+	PID int `json:"pid,omitempty"`
+	// For is the evidence that the process is ours, Against what is missing or
+	// contradicts it: one phrase each.
+	For     []string `json:"for,omitempty"`
+	Against []string `json:"against,omitempty"`
 }
 
 // Viewer is a connection to a display, before the RFB handshake, with the

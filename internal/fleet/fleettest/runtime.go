@@ -29,6 +29,8 @@ type Runtime struct {
 	stacks map[string]*stack
 	broken []string
 	conns  map[string][]net.Conn
+	// changed is closed and made anew whenever something of a Stack ends.
+	changed chan struct{}
 
 	// Step, when set, is called before and after every effect with a name
 	// for it. An error stands for the death of the service at that point:
@@ -40,6 +42,9 @@ type Runtime struct {
 	FailStop    func(instance string) error
 	FailObserve func(instance string) error
 	FailTree    func(op, dir string) error
+	// Reconstruct says of an instance that FailStop speaks of whether its
+	// ownership can be reconstructed, so that Recover ends it; nil means no.
+	Reconstruct func(instance string) bool
 	// UncleanStop makes clean stops impossible.
 	UncleanStop func(instance string) bool
 }
@@ -97,7 +102,7 @@ func decode(ev fleet.Evidence) (evidence, error) {
 
 // NewRuntime returns a host without anything on it.
 func NewRuntime() *Runtime {
-	return &Runtime{trees: map[string]*tree{}, stacks: map[string]*stack{}, conns: map[string][]net.Conn{}}
+	return &Runtime{trees: map[string]*tree{}, stacks: map[string]*stack{}, conns: map[string][]net.Conn{}, changed: make(chan struct{})}
 }
 
 func (r *Runtime) step(format string, args ...any) error {
@@ -396,10 +401,18 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, _ string) (fleet.
 		r.mu.Unlock()
 		return fleet.StopReport{}, fault.New(fault.OwnershipRefused, "stop browser", "", "generation %d runs, not %d", s.generation, e.Generation)
 	}
+	report := r.clear(e.Instance)
+	r.mu.Unlock()
+	return report, r.step("after stop")
+}
+
+// clear ends all of an instance. It needs r.mu held.
+func (r *Runtime) clear(instance string) fleet.StopReport {
+	s := r.stacks[instance]
 	report := fleet.StopReport{Detail: "it was gone already"}
 	if s != nil {
 		if s.browser {
-			clean := r.UncleanStop == nil || !r.UncleanStop(e.Instance)
+			clean := r.UncleanStop == nil || !r.UncleanStop(instance)
 			r.end(s, &fleet.ExitReport{Clean: clean, Trigger: "stop", Detail: "closed", At: time.Now().UTC()})
 		}
 		s.display = false
@@ -407,9 +420,77 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, _ string) (fleet.
 			report = fleet.StopReport{Clean: s.exit.Clean, Detail: s.exit.Detail}
 		}
 	}
-	r.closeConns(e.Instance)
+	r.closeConns(instance)
+	r.notify()
+	return report
+}
+
+// notify wakes those who watch. It needs r.mu held.
+func (r *Runtime) notify() {
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// Watch implements fleet.Runtime.
+func (r *Runtime) Watch(ctx context.Context, ev fleet.Evidence) error {
+	e, err := decode(ev)
+	if err != nil {
+		return err
+	}
+	for {
+		r.mu.Lock()
+		s, changed := r.stacks[e.Instance], r.changed
+		whole := s != nil && s.generation == e.Generation && s.display && s.browser
+		r.mu.Unlock()
+		if !whole {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Examine implements fleet.Runtime.
+func (r *Runtime) Examine(ctx context.Context, req fleet.RecoverRequest) (fleet.Examination, error) {
+	if err := ctx.Err(); err != nil {
+		return fleet.Examination{}, err
+	}
+	r.mu.Lock()
+	s := r.stacks[req.Instance]
+	left := s != nil && (s.display || s.browser)
 	r.mu.Unlock()
-	return report, r.step("after stop")
+	if !left {
+		return fleet.Examination{Vacant: true, Recoverable: true}, nil
+	}
+	verdict := fleet.VerdictProven
+	if r.FailStop != nil && r.FailStop(req.Instance) != nil {
+		verdict = fleet.VerdictAmbiguous
+		if r.Reconstruct != nil && r.Reconstruct(req.Instance) {
+			verdict = fleet.VerdictReconstructible
+		}
+	}
+	return fleet.Examination{
+		Recoverable: verdict != fleet.VerdictAmbiguous, Reason: "it runs",
+		Roles: []fleet.RoleExamination{{Role: "browser", Verdict: verdict, PID: 1}},
+	}, nil
+}
+
+// Recover implements fleet.Runtime.
+func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.StopReport, error) {
+	report, err := fleet.StopReport{Detail: "it was gone already"}, error(nil)
+	if len(req.Evidence) > 0 {
+		report, err = r.Stop(ctx, req.Evidence, "recovery")
+	}
+	if err == nil || r.Reconstruct == nil || !r.Reconstruct(req.Instance) {
+		return report, err
+	}
+	r.mu.Lock()
+	report = r.clear(req.Instance)
+	r.mu.Unlock()
+	return report, r.step("after recovery")
 }
 
 // end needs r.mu held.
@@ -498,6 +579,7 @@ func (r *Runtime) KillBrowsers(part string) int {
 			n++
 		}
 	}
+	r.notify()
 	return n
 }
 
@@ -513,6 +595,7 @@ func (r *Runtime) CloseBrowsers(part string) int {
 			n++
 		}
 	}
+	r.notify()
 	return n
 }
 
@@ -527,6 +610,7 @@ func (r *Runtime) PowerCut() {
 		s.browser, s.display, s.exit = false, false, nil
 		r.closeConns(instance)
 	}
+	r.notify()
 }
 
 // Put stores a value in a profile, as a site's cookie would be; Get reads it.
