@@ -12,6 +12,7 @@ import (
 // The Roles that exist.
 const (
 	RoleDisplay  = "display"
+	RoleVNC      = "vnc" // the VNC server of a display that has none itself
 	RoleChromium = "chromium"
 )
 

@@ -21,6 +21,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,7 +54,15 @@ type evidence struct {
 	Key        string            `json:"key"` // opens the holder's socket
 	Profile    string            `json:"profile"`
 	Display    *proof.Generation `json:"display,omitempty"`
+	VNC        *proof.Generation `json:"vnc,omitempty"` // of a display that serves no VNC itself
 	Chromium   *proof.Generation `json:"chromium,omitempty"`
+}
+
+// generations are the Stack's roles that were started, in the order in which
+// they are; they are stopped the other way round.
+func (e evidence) generations() []*proof.Generation {
+	all := []*proof.Generation{e.Display, e.VNC, e.Chromium}
+	return slices.DeleteFunc(all, func(g *proof.Generation) bool { return g == nil })
 }
 
 func (e evidence) encode() fleet.Evidence {
@@ -175,11 +184,8 @@ func (r *Runtime) claim(e evidence) proof.Claim {
 		Profile: e.Profile, LockFile: e.Profile + ".lock",
 		Sockets: []string{f.cdp(), f.rfb()},
 	}
-	if e.Display != nil {
-		c.Generations = append(c.Generations, *e.Display)
-	}
-	if e.Chromium != nil {
-		c.Generations = append(c.Generations, *e.Chromium)
+	for _, g := range e.generations() {
+		c.Generations = append(c.Generations, *g)
 	}
 	return c
 }

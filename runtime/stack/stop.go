@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -40,8 +41,10 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 		}
 		errs = append(errs, err)
 	}
-	if e.Display != nil {
-		errs = append(errs, r.stopRole(ctx, *e.Display, killOrder))
+	for _, g := range slices.Backward(e.generations()) {
+		if g.Role != proof.RoleChromium {
+			errs = append(errs, r.stopRole(ctx, *g, killOrder))
+		}
 	}
 	if err := r.vacate(ctx, e); err != nil {
 		return report, r.unproven(e, err, errs...)
@@ -229,10 +232,7 @@ func (r *Runtime) stopRole(ctx context.Context, g proof.Generation, signals []sy
 
 // vacate proves the Stack gone.
 func (r *Runtime) vacate(ctx context.Context, e evidence) error {
-	for _, g := range []*proof.Generation{e.Chromium, e.Display} {
-		if g == nil {
-			continue
-		}
+	for _, g := range slices.Backward(e.generations()) {
 		if err := r.emptied(ctx, *g, termWait); err != nil {
 			return err
 		}

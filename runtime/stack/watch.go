@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"abfleet/internal/fleet"
-	"abfleet/runtime/proof"
 )
 
 // Watch implements fleet.Runtime.
@@ -15,11 +14,10 @@ func (r *Runtime) Watch(ctx context.Context, ev fleet.Evidence) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ended := make(chan error, 2)
-	for _, g := range []*proof.Generation{e.Display, e.Chromium} {
-		if g != nil {
-			go func() { ended <- r.verifier.AwaitEnd(ctx, *g) }()
-		}
+	roles := e.generations()
+	ended := make(chan error, len(roles))
+	for _, g := range roles {
+		go func() { ended <- r.verifier.AwaitEnd(ctx, *g) }()
 	}
 	return <-ended
 }
