@@ -32,6 +32,9 @@ type Actor struct {
 	PID int `json:"pid,omitempty"`
 }
 
+// Person reports whether a person acts, on the host or through the page.
+func (a Actor) Person() bool { return a.Kind == KindUser || a.Kind == KindOperator }
+
 // System is the service acting by itself, for the stated reason.
 func System(how string) Actor { return Actor{Kind: KindSystem, How: how} }
 
@@ -42,6 +45,8 @@ type Type string
 // The types that exist.
 const (
 	IdentityCreated    Type = "identity.created"
+	IdentityRenamed    Type = "identity.renamed"
+	IdentityDeleted    Type = "identity.deleted"
 	LoginStarted       Type = "login.started"
 	LoginStartFailed   Type = "login.start_failed"
 	LoginStopped       Type = "login.stopped"
@@ -52,6 +57,8 @@ const (
 	BindingCreated     Type = "binding.created"
 	BindingSwitched    Type = "binding.switched"
 	SwitchUndone       Type = "binding.switch_undone"
+	BindingReleased    Type = "binding.released"
+	ReleaseUndone      Type = "binding.release_undone"
 	SessionStarted     Type = "session_browser.started"
 	SessionStartFailed Type = "session_browser.start_failed"
 	SessionStopped     Type = "session_browser.stopped"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -22,6 +23,8 @@ type crashCase struct {
 	op     func(ctx context.Context, s *service) error
 	// bound says which Identity each session may have afterwards.
 	bound map[string][]string
+	// broken says that session s may be left BROKEN: the person has to ask again.
+	broken bool
 }
 
 func ignore[T any](_ T, err error) error { return err }
@@ -101,12 +104,73 @@ var crashCases = []crashCase{
 		op:   func(ctx context.Context, s *service) error { return ignore(s.StopSession(ctx, user, "s")) },
 	},
 	{
+		name: "restart",
+		op:   func(ctx context.Context, s *service) error { return ignore(s.RestartSession(ctx, user, "s")) },
+	},
+	{
+		name:  "release",
+		op:    func(ctx context.Context, s *service) error { return ignore(s.ReleaseSession(ctx, user, "s", false)) },
+		bound: map[string][]string{"s": {"", "a"}},
+	},
+	{
+		name: "release of a BROKEN browser",
+		before: func(s *service) {
+			s.makeBroken("s")
+		},
+		op:     func(ctx context.Context, s *service) error { return ignore(s.ReleaseSession(ctx, user, "s", false)) },
+		bound:  map[string][]string{"s": {"", "a"}},
+		broken: true,
+	},
+	{
+		name: "recovery by a login",
+		before: func(s *service) {
+			s.must(ignore(s.StartLogin(context.Background(), user, "a", "")))
+			s.h.rt.FailStop = func(string) error { return fmt.Errorf("populated") }
+			if _, err := s.StopLogin(context.Background(), user, "a"); err == nil {
+				s.h.t.Fatal("the login stopped")
+			}
+			s.h.rt.FailStop = nil
+		},
+		op: func(ctx context.Context, s *service) error { return ignore(s.StartLogin(ctx, user, "a", "")) },
+	},
+	{
+		name: "delete",
+		before: func(s *service) {
+			s.saved("c")
+			s.use("new", "c")
+			s.must(ignore(s.ReleaseSession(context.Background(), user, "new", false)))
+		},
+		op: func(ctx context.Context, s *service) error {
+			err := ignore(s.DeleteIdentity(ctx, user, "c"))
+			if fault.CodeOf(err) == fault.IdentityNotFound {
+				return nil // the start finished it
+			}
+			return err
+		},
+	},
+	{
+		name: "rename",
+		op: func(ctx context.Context, s *service) error {
+			return ignore(s.RenameIdentity(ctx, user, "a", "A"))
+		},
+	},
+	{
 		name: "reconcile after a power cut",
 		before: func(s *service) {
 			s.h.rt.PowerCut()
 		},
 		op: func(ctx context.Context, s *service) error { return s.Reconcile(ctx) },
 	},
+}
+
+// makeBroken leaves the session's browser running and BROKEN.
+func (s *service) makeBroken(session string) {
+	s.h.t.Helper()
+	s.h.rt.FailStop = func(string) error { return fmt.Errorf("populated") }
+	if _, err := s.StopSession(context.Background(), user, session); err == nil {
+		s.h.t.Fatalf("the browser of %s stopped", session)
+	}
+	s.h.rt.FailStop = nil
 }
 
 func (s *service) must(err error) {
@@ -186,7 +250,8 @@ func runCrash(t *testing.T, c crashCase, n int, first string) (died bool, point 
 				if !s.proven(b.EvidenceOf()) {
 					t.Error("handed out without proof")
 				}
-			} else if code := fault.CodeOf(err); session == "s" || code != fault.IdentityNotSelected {
+			} else if code := fault.CodeOf(err); code != fault.IdentityNotSelected && !(c.broken && code == fault.BrowserNotControllable) ||
+				session == "s" && !slices.Contains(c.bound["s"], "") {
 				t.Errorf("%s: %v", session, err)
 			}
 		}
@@ -213,10 +278,13 @@ func runCrash(t *testing.T, c crashCase, n int, first string) (died bool, point 
 		if err != nil && fault.CodeOf(err) != fault.SessionNotFound {
 			t.Fatal(err)
 		}
-		if !slices.Contains(names, v.IdentityName) {
+		if !slices.Contains(names, strings.ToLower(v.IdentityName)) {
 			t.Errorf("session %s is bound to %q, not one of %q", session, v.IdentityName, names)
 		}
 		if err != nil {
+			continue
+		}
+		if c.broken && session == "s" && v.State == fleet.Broken {
 			continue
 		}
 		if v.Wanted == fleet.WantedRunning && v.State != fleet.Controllable || v.Wanted == fleet.WantedStopped && v.State != fleet.Stopped {
@@ -234,8 +302,12 @@ func runCrash(t *testing.T, c crashCase, n int, first string) (died bool, point 
 		}
 	}
 	// It all goes on: the operation itself, and what the session needs next.
-	if err := c.op(ctx, s); err != nil && fault.CodeOf(err) != fault.DuplicateIdentity && fault.CodeOf(err) != fault.LoginNotRunning {
-		t.Errorf("the operation again: %v", err)
+	if err := c.op(ctx, s); err != nil {
+		switch fault.CodeOf(err) {
+		case fault.DuplicateIdentity, fault.LoginNotRunning, fault.SessionNotFound: // it was done
+		default:
+			t.Errorf("the operation again: %v", err)
+		}
 	}
 	s.use("s", "b")
 	s.use("s", "a")
@@ -430,18 +502,19 @@ func TestRandom(t *testing.T) {
 		defer func() { s.end() }()
 		ctx := context.Background()
 		names := []string{"a", "b"}
-		for _, name := range names {
+		for _, name := range append(names, "doomed") {
 			s.saved(name)
 		}
 		sessions := []string{"s", "t"}
-		bound := map[string]bool{}
+		bound, released := map[string]bool{}, map[string]bool{}
 		broken := fmt.Errorf("the world is broken")
 		steps := rapid.IntRange(1, 25).Draw(rt, "steps")
 		for range steps {
 			session := rapid.SampledFrom(sessions).Draw(rt, "session")
-			name := rapid.SampledFrom(names).Draw(rt, "identity")
+			name := rapid.SampledFrom(append(names, "doomed")).Draw(rt, "identity")
 			op := rapid.SampledFrom([]string{
 				"use", "use", "use", "browser", "stop", "login", "save", "stop login",
+				"restart browser", "release", "logged out", "rename", "delete",
 				"kill", "close", "power cut", "restart", "crash", "heal",
 				"fail start", "fail stop", "fail observe", "fail tree", "unclean",
 			}).Draw(rt, "op")
@@ -458,6 +531,15 @@ func TestRandom(t *testing.T) {
 				}
 			case "stop":
 				_, err = s.StopSession(ctx, user, session)
+			case "restart browser":
+				_, err = s.RestartSession(ctx, user, session)
+			case "release", "logged out":
+				released[session] = true
+				_, err = s.ReleaseSession(ctx, user, session, op == "logged out")
+			case "rename":
+				_, err = s.RenameIdentity(ctx, user, name, strings.ToUpper(name))
+			case "delete":
+				_, err = s.DeleteIdentity(ctx, user, "doomed")
 			case "login":
 				_, err = s.StartLogin(ctx, user, name, "")
 			case "save":
@@ -475,8 +557,18 @@ func TestRandom(t *testing.T) {
 			case "restart", "crash":
 				if op == "crash" {
 					s.arm(rapid.IntRange(1, 12).Draw(rt, "point"))
-					_, uerr := s.UseIdentity(ctx, agent, session, name)
-					bound[session] = bound[session] || uerr == nil
+					switch rapid.SampledFrom([]string{"use", "use", "release", "delete", "save"}).Draw(rt, "crash in") {
+					case "use":
+						_, uerr := s.UseIdentity(ctx, agent, session, name)
+						bound[session] = bound[session] || uerr == nil
+					case "release":
+						released[session] = true
+						_, _ = s.ReleaseSession(ctx, user, session, false)
+					case "delete":
+						_, _ = s.DeleteIdentity(ctx, user, "doomed")
+					case "save":
+						_, _ = s.SaveIdentity(ctx, user, name)
+					}
 				}
 				s.end()
 				s = h.start()
@@ -505,10 +597,12 @@ func TestRandom(t *testing.T) {
 			}
 			for _, x := range sessions {
 				_, serr := s.Session(ctx, x)
-				if bound[x] && serr != nil {
+				if bound[x] && serr != nil && !released[x] {
 					rt.Fatalf("%s: the Binding of %s is lost: %v", op, x, serr)
 				}
-				bound[x] = serr == nil
+				if bound[x] = serr == nil; bound[x] && op == "use" && x == session {
+					released[x] = false // what was left of a release has ended
+				}
 			}
 			for _, w := range append(h.rt.Violations(), fleet.StoreInvariants(s.store)...) {
 				rt.Fatalf("%s: %s", op, w)
@@ -544,8 +638,13 @@ func TestRandom(t *testing.T) {
 			if v.State != fleet.Broken && (v.Wanted == fleet.WantedRunning) != (v.State == fleet.Controllable) {
 				rt.Fatalf("session %s is %s and wanted %s", x, v.State, v.Wanted)
 			}
+			if v.State == fleet.Broken {
+				if _, err := s.ReleaseSession(ctx, user, x, false); err != nil {
+					rt.Fatalf("release of a BROKEN browser in a whole world: %v", err)
+				}
+			}
 			for _, name := range names {
-				if _, err := s.UseIdentity(ctx, user, x, name); err != nil && v.State != fleet.Broken {
+				if _, err := s.UseIdentity(ctx, user, x, name); err != nil {
 					rt.Fatalf("use at the end: %v", err)
 				}
 			}

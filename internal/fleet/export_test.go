@@ -167,9 +167,7 @@ func FailStore(f *Fleet, fail func() error) {
 
 // MayStart reports whether another start would be admitted now.
 func MayStart(f *Fleet) bool {
-	ok := f.starts.TryAcquire(1)
-	if ok {
-		f.starts.Release(1)
-	}
-	return ok
+	f.starts.mu.Lock()
+	defer f.starts.mu.Unlock()
+	return f.starts.free > 0
 }

@@ -21,8 +21,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"abfleet/internal/audit"
 	"abfleet/internal/config"
 	"abfleet/internal/fault"
@@ -76,9 +74,16 @@ type Fleet struct {
 	rt  Runtime
 	log *slog.Logger
 
-	locks     keyLocks
-	snapshots rwLocks
-	starts    *semaphore.Weighted
+	locks keyLocks // of operations, by the keys of intents
+	// snapshots are shared by clones of an Identity's snapshot and locked by
+	// who replaces it.
+	snapshots keyLocks
+	// uses are shared by those who use a session's browser at the moment and
+	// locked by its release.
+	uses   keyLocks
+	starts queue
+	// restarts is how many browsers are restarted at once after the host was.
+	restarts int
 
 	work   context.Context // ends with Close
 	cancel context.CancelFunc
@@ -106,7 +111,7 @@ func New(o Options) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: o.Config, db: o.Store, rt: o.Runtime, log: o.Log,
-		starts: semaphore.NewWeighted(int64(o.Starts)),
+		starts: queue{free: o.Starts}, restarts: max(1, o.Starts/2),
 		proven: map[string]uint64{}, quarantine: map[string]Evidence{},
 	}
 	f.work, f.cancel = context.WithCancel(context.Background())
@@ -139,12 +144,17 @@ func (f *Fleet) refuse() {
 func sessionKey(session string) string { return "session:" + session }
 func loginKey(identity string) string  { return "login:" + identity }
 
-// run runs fn under the lock of key. A caller that goes away while it waits
-// for the lock leaves nothing; one that goes away later gets an error at once,
-// and fn goes on: what has begun is always brought to an end.
+// run runs fn under the operation lock of key. A caller that goes away while it
+// waits for the lock leaves nothing; one that goes away later gets an error at
+// once, and fn goes on: what has begun is always brought to an end.
 func run[T any](ctx context.Context, f *Fleet, op, key string, fn func(context.Context) (T, error)) (T, error) {
+	return runUnder(ctx, f, op, func(ctx context.Context) (func(), error) { return f.locks.lock(ctx, key) }, fn)
+}
+
+// runUnder is run under the locks that lock takes.
+func runUnder[T any](ctx context.Context, f *Fleet, op string, lock func(context.Context) (func(), error), fn func(context.Context) (T, error)) (T, error) {
 	var zero T
-	unlock, err := f.locks.lock(ctx, key)
+	unlock, err := lock(ctx)
 	if err != nil {
 		return zero, gone(ctx, op, "nothing was changed", "Try again when the browser's last operation is done")
 	}

@@ -20,14 +20,8 @@ func (f *Fleet) CreateIdentity(ctx context.Context, actor audit.Actor, name stri
 	}
 	var v IdentityView
 	err = f.db.Update(ctx, func(tx *store.Tx) error {
-		all, err := identities.List(tx)
-		if err != nil {
+		if err := nameFree(tx, op, name, ""); err != nil {
 			return err
-		}
-		for _, other := range all {
-			if other.Value.Fold == fold(name) {
-				return fault.New(fault.DuplicateIdentity, op, "Use that Identity, or choose another name", "the name %q is taken", other.Value.Name)
-			}
 		}
 		id := &identity{Key: identityPrefix + randomText(alphanumeric, idLength)}
 		at := now()
@@ -70,7 +64,7 @@ func (f *Fleet) Identities(ctx context.Context) ([]IdentityView, error) {
 		return nil, err
 	}
 	sortBy(views, func(v IdentityView) string { return fold(v.Name) })
-	f.observeAll(ctx, len(views), func(ctx context.Context, i int) { f.observeLogin(ctx, &views[i]) })
+	atOnce(observers, len(views), func(i int) { f.observeLogin(ctx, &views[i]) })
 	return views, nil
 }
 
@@ -96,7 +90,7 @@ func (f *Fleet) Identity(ctx context.Context, ref string) (IdentityView, error) 
 func (f *Fleet) login(ctx context.Context, actor audit.Actor, op, ref string, fn func(ctx context.Context, id *identity) error) (IdentityView, error) {
 	var id *identity
 	err := f.db.View(ctx, func(tx *store.Tx) (err error) {
-		id, err = find(tx, op, ref)
+		id, err = findUsable(tx, op, ref)
 		return err
 	})
 	if err != nil {
@@ -107,7 +101,12 @@ func (f *Fleet) login(ctx context.Context, actor audit.Actor, op, ref string, fn
 		if err := f.resumeLogin(ctx, audit.System("interrupted operation"), key); err != nil {
 			return IdentityView{}, err
 		}
-		id, err := f.loadIdentity(key)
+		var id *identity
+		// It may have been deleted while this waited.
+		err := f.view(func(tx *store.Tx) (err error) {
+			id, err = findUsable(tx, op, key)
+			return err
+		})
 		if err != nil {
 			return IdentityView{}, err
 		}
@@ -161,7 +160,7 @@ func (f *Fleet) StartLogin(ctx context.Context, actor audit.Actor, ref, url stri
 			return err
 		}
 		if r.Value.State == Broken {
-			if r, err = f.recover(ctx, actor, op, r); err != nil {
+			if r, err = f.recoverLogin(ctx, actor, op, r); err != nil {
 				return err
 			}
 		}
@@ -188,15 +187,15 @@ func (f *Fleet) StartLogin(ctx context.Context, actor audit.Actor, ref, url stri
 	})
 }
 
-// recover cleans up a Broken Stack because a person asks for it, and makes it
-// usable again if that is proven.
-func (f *Fleet) recover(ctx context.Context, actor audit.Actor, op string, r *runtime) (*runtime, error) {
-	if actor.Kind != audit.KindUser && actor.Kind != audit.KindOperator {
+// recoverLogin makes a BROKEN login browser usable again because a person starts
+// a login, if it is proven gone.
+func (f *Fleet) recoverLogin(ctx context.Context, actor audit.Actor, op string, r *runtime) (*runtime, error) {
+	if !actor.Person() {
 		return nil, f.notControllable(op, r)
 	}
 	if len(r.Value.Evidence) > 0 {
-		if _, err := f.stopStack(ctx, r.Value.Evidence, "recovery"); err != nil {
-			return nil, f.failure(err, fault.BrowserStopUnproven, op, "Nothing was changed. Look at the journal of the service; nothing that is not proven ours was signalled", r)
+		if err := f.recover(ctx, actor, op, r.Key); err != nil {
+			return nil, err
 		}
 	}
 	return f.changeRuntime(r.Key, func(tx *store.Tx, r *runtime) error { return recovered(tx, actor, r) })
@@ -267,7 +266,7 @@ func (f *Fleet) capture(ctx context.Context, actor audit.Actor, key string, r *r
 		return f.saveFailed(actor, key, fault.New(fault.UncleanExit, opSave,
 			"Start the login again, check that you are still logged in, and save", "the login browser did not end cleanly: %s", describeExit(x)))
 	}
-	unlock, err := f.snapshots.write(ctx, key)
+	unlock, err := f.snapshots.lock(ctx, key)
 	if err != nil {
 		return f.saveFailed(actor, key, gone(ctx, opSave, "nothing was saved", "Try again"))
 	}
@@ -320,8 +319,9 @@ func endIntent(tx *store.Tx, key string) error {
 	return intents.Delete(tx, it)
 }
 
-// resumeLogin ends a save that a service that died had begun: it is undone
-// while the login browser still runs, and finished otherwise.
+// resumeLogin ends what a service that died had begun on an Identity: a save is
+// undone while the login browser still runs, and finished otherwise; a deletion
+// is finished.
 func (f *Fleet) resumeLogin(ctx context.Context, actor audit.Actor, key string) error {
 	var it *intent
 	err := f.view(func(tx *store.Tx) (err error) {
@@ -330,6 +330,9 @@ func (f *Fleet) resumeLogin(ctx context.Context, actor audit.Actor, key string) 
 	})
 	if err != nil || it == nil {
 		return err
+	}
+	if it.Value.Kind == intentDelete {
+		return f.finishDelete(ctx, key)
 	}
 	id, err := f.loadIdentity(key)
 	if err != nil {
@@ -363,7 +366,7 @@ func (f *Fleet) resumeLogin(ctx context.Context, actor audit.Actor, key string) 
 // nobody clones from its snapshot or removes a Profile.
 func (f *Fleet) sweepIdentity(ctx context.Context, key string) error {
 	const op = "repair directories"
-	unlock, err := f.snapshots.write(ctx, key)
+	unlock, err := f.snapshots.lock(ctx, key)
 	if err != nil {
 		return gone(ctx, op, "nothing was changed", "Try again")
 	}

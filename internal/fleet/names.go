@@ -124,8 +124,26 @@ func find(tx *store.Tx, op, ref string) (*identity, error) {
 			return id, nil
 		}
 	}
-	return nil, fault.New(fault.IdentityNotFound, op,
+	return nil, noIdentity(op, ref)
+}
+
+func noIdentity(op, ref string) error {
+	return fault.New(fault.IdentityNotFound, op,
 		"List the Identities (agent_browser_identities, or: abfleet identity list) and use one of them", "there is no Identity %q", clip(ref))
+}
+
+// findUsable is find, and refuses an Identity that is being deleted.
+func findUsable(tx *store.Tx, op, ref string) (*identity, error) {
+	id, err := find(tx, op, ref)
+	if err == nil && id.Value.State == Deleting {
+		return nil, beingDeleted(op, id)
+	}
+	return id, err
+}
+
+func beingDeleted(op string, id *identity) error {
+	return fault.New(fault.IdentityNotFound, op, "Use another Identity; its deletion is finished by: abfleet identity delete "+fault.Word(id.Value.Name),
+		"Identity %q is being deleted", id.Value.Name)
 }
 
 // clip bounds what a message repeats of a caller's words.

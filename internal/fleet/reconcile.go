@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"abfleet/internal/audit"
-	"abfleet/internal/fault"
 	"abfleet/internal/store"
 )
 
@@ -43,28 +42,27 @@ func (f *Fleet) Reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// RestartWanted starts, one at a time, the Session Browsers that are wanted and
-// stopped: those that did not outlive their host. It follows Reconcile, and may
-// run while operations do.
+// RestartWanted starts the Session Browsers that are wanted and stopped: those
+// that did not outlive their host. It takes half of the places for starts at
+// most, so that who asks for a browser meanwhile does not wait for all of them.
+// It follows Reconcile, and may run while operations do.
 func (f *Fleet) RestartWanted(ctx context.Context) error {
 	actor := audit.System("reconcile")
 	_, sessions, _, err := f.inventory()
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, session := range sessions {
-		if ctx.Err() != nil {
-			errs = append(errs, gone(ctx, "restart browsers", "not every wanted browser was started", "The next use starts them"))
-			break
+	errs := make([]error, len(sessions))
+	atOnce(f.restarts, len(sessions), func(i int) {
+		if ctx.Err() != nil || f.work.Err() != nil {
+			return // it stops; the next start goes on
 		}
-		_, err := run(ctx, f, opStart, sessionKey(session), func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, f.restartWanted(ctx, actor, session)
+		_, errs[i] = run(ctx, f, opStart, sessionKey(sessions[i]), func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, f.restartWanted(ctx, actor, sessions[i])
 		})
-		errs = append(errs, err)
-		if fault.Is(err, fault.ServiceUnavailable) {
-			break // it stops; the next start goes on
-		}
+	})
+	if ctx.Err() != nil {
+		errs = append(errs, gone(ctx, "restart browsers", "not every wanted browser was started", "The next use starts them"))
 	}
 	return errors.Join(errs...)
 }
@@ -106,6 +104,9 @@ func (f *Fleet) reconcileLogin(ctx context.Context, actor audit.Actor, key strin
 		return err
 	}
 	id, err := f.loadIdentity(key)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil // its deletion was finished
+	}
 	if err != nil {
 		return err
 	}

@@ -33,9 +33,11 @@ type profileRecord struct {
 	// Whole means that its clone was complete once.
 	Whole bool `json:"whole,omitempty"`
 	// LastSession is preferred when the Profile is free.
-	LastSession string    `json:"last_session,omitempty"`
-	Created     time.Time `json:"created"`
-	Updated     time.Time `json:"updated"`
+	LastSession string `json:"last_session,omitempty"`
+	// LoggedOut is when a person said that its login is lost.
+	LoggedOut time.Time `json:"logged_out,omitzero"`
+	Created   time.Time `json:"created"`
+	Updated   time.Time `json:"updated"`
 }
 
 type bindingRecord struct {
@@ -67,8 +69,10 @@ func (r *runtimeRecord) login() bool { return r.Profile == "" }
 type intentKind string
 
 const (
-	intentSwitch intentKind = "switch"
-	intentSave   intentKind = "save"
+	intentSwitch  intentKind = "switch"
+	intentSave    intentKind = "save"
+	intentRelease intentKind = "release"
+	intentDelete  intentKind = "delete"
 )
 
 // intentRecord is written before an operation of several steps has effects and
@@ -86,7 +90,9 @@ type intentRecord struct {
 	Profile string `json:"profile,omitempty"`
 	// Replacing is set once the replacement runs and the old browser is
 	// about to be stopped.
-	Replacing bool        `json:"replacing,omitempty"`
+	Replacing bool `json:"replacing,omitempty"`
+	// LoggedOut is set by a release whose Profile has lost its login.
+	LoggedOut bool        `json:"logged_out,omitempty"`
 	Actor     audit.Actor `json:"actor"`
 	At        time.Time   `json:"at"`
 }
@@ -177,8 +183,11 @@ func (p *profileRecord) apply(on trigger, f facts, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	if on == onLoggedOut {
+		p.LoggedOut = now
+	}
 	p.State, p.Updated = to, now
-	p.Whole = p.Whole || to == Ready
+	p.Whole = to == Ready || p.Whole && on != onRenew
 	return nil
 }
 

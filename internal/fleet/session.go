@@ -72,10 +72,8 @@ func (f *Fleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref
 			return SessionView{}, err
 		}
 		if b == nil || b.identity.Key != id.Key {
-			if id.Value.State != Ready {
-				name := fault.Word(id.Value.Name)
-				return SessionView{}, fault.New(fault.IdentityNotReady, opUse,
-					"A person has to log in and save it first: abfleet identity login "+name+", then abfleet identity save "+name, "Identity %q is %s", id.Value.Name, id.Value.State)
+			if err := checkReady(id); err != nil {
+				return SessionView{}, err
 			}
 		}
 		switch {
@@ -96,8 +94,32 @@ func (f *Fleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref
 	})
 }
 
-// allocate returns a Profile of an Identity that nobody uses, or a new one.
-func (f *Fleet) allocate(tx *store.Tx, id *identity, session string) (*profile, error) {
+// checkReady refuses an Identity that new Profiles cannot be made of.
+func checkReady(id *identity) error {
+	switch id.Value.State {
+	case Ready:
+		return nil
+	case Deleting:
+		return beingDeleted(opUse, id)
+	}
+	name := fault.Word(id.Value.Name)
+	return fault.New(fault.IdentityNotReady, opUse,
+		"A person has to log in and save it first: abfleet identity login "+name+", then abfleet identity save "+name, "Identity %q is %s", id.Value.Name, id.Value.State)
+}
+
+// allocate returns a Profile of an Identity that nobody uses, or a new one. The
+// Identity may have changed since it was looked at.
+func (f *Fleet) allocate(tx *store.Tx, key, session string) (*profile, error) {
+	id, err := identities.Get(tx, key)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, noIdentity(opUse, key)
+	}
+	if err == nil {
+		err = checkReady(id)
+	}
+	if err != nil {
+		return nil, err
+	}
 	used, err := usedProfiles(tx)
 	if err != nil {
 		return nil, err
@@ -108,7 +130,8 @@ func (f *Fleet) allocate(tx *store.Tx, id *identity, session string) (*profile, 
 	}
 	var free *profile
 	for _, p := range all {
-		if p.Value.Identity != id.Key || p.Value.State != Ready || used[p.Key] || f.isQuarantined(p.Value.Instance) {
+		renewable := p.Value.State == NeedsLogin && p.Value.LoggedOut.Before(id.Value.SnapshotAt)
+		if p.Value.Identity != id.Key || p.Value.State != Ready && !renewable || used[p.Key] || f.isQuarantined(p.Value.Instance) {
 			continue
 		}
 		r, err := runtimes.Get(tx, p.Value.Instance)
@@ -137,6 +160,11 @@ func (f *Fleet) allocate(tx *store.Tx, id *identity, session string) (*profile, 
 			return nil, err
 		}
 	}
+	if free.Value.State == NeedsLogin {
+		if err := free.Value.apply(onRenew, facts{vacant: true}, at); err != nil {
+			return nil, err
+		}
+	}
 	free.Value.LastSession, free.Value.Updated = session, at
 	return free, profiles.Put(tx, free)
 }
@@ -145,7 +173,7 @@ func (f *Fleet) allocate(tx *store.Tx, id *identity, session string) (*profile, 
 func (f *Fleet) bind(actor audit.Actor, session string, id *identity) (*bound, error) {
 	var b *bound
 	err := f.update(func(tx *store.Tx) error {
-		p, err := f.allocate(tx, id, session)
+		p, err := f.allocate(tx, id.Key, session)
 		if err != nil {
 			return err
 		}
@@ -188,13 +216,7 @@ func (f *Fleet) ensure(ctx context.Context, actor audit.Actor, b *bound) (*runti
 	switch r.Value.State {
 	case Controllable:
 		return r, nil
-	case Broken:
-		// Only a person's choice of the Identity gets past this.
-		if r, err = f.recover(ctx, actor, opStart, r); err != nil {
-			return nil, err
-		}
-	}
-	if r.Value.State == Stopped {
+	case Stopped:
 		return f.start(ctx, actor, opStart, r.Key, b.binding.Key, "")
 	}
 	return nil, f.notControllable(opStart, r)
@@ -205,7 +227,7 @@ func (f *Fleet) switchTo(ctx context.Context, actor audit.Actor, b *bound, id *i
 	session := b.binding.Key
 	var p *profile
 	err := f.update(func(tx *store.Tx) (err error) {
-		if p, err = f.allocate(tx, id, session); err != nil {
+		if p, err = f.allocate(tx, id.Key, session); err != nil {
 			return err
 		}
 		return intents.Put(tx, &intent{Key: sessionKey(session), Value: intentRecord{
@@ -351,7 +373,7 @@ func (f *Fleet) discard(ctx context.Context, actor audit.Actor, profileKey strin
 		return err
 	}
 	// Sweeps keep away from the directory meanwhile.
-	release, err := f.snapshots.read(ctx, p.Value.Identity)
+	release, err := f.snapshots.share(ctx, p.Value.Identity)
 	if err != nil {
 		return gone(ctx, op, "nothing was changed", "The next start of the service tries again")
 	}
@@ -400,8 +422,9 @@ func usedProfiles(tx *store.Tx) (map[string]bool, error) {
 	return used, err
 }
 
-// resumeSession ends a switch that a service that died had begun. It is
-// finished once the old browser is gone, and undone as long as it is not.
+// resumeSession ends a switch or a release that a service that died had begun. A
+// switch is finished once the old browser is gone, and undone as long as it is
+// not.
 func (f *Fleet) resumeSession(ctx context.Context, actor audit.Actor, session string) error {
 	var it *intent
 	err := f.view(func(tx *store.Tx) (err error) {
@@ -414,6 +437,12 @@ func (f *Fleet) resumeSession(ctx context.Context, actor audit.Actor, session st
 	b, err := f.loadBinding(session)
 	if err != nil {
 		return err
+	}
+	switch {
+	case b == nil && it.Value.Kind == intentRelease:
+		return f.update(func(tx *store.Tx) error { return endIntent(tx, sessionKey(session)) })
+	case it.Value.Kind == intentRelease:
+		return f.resumeRelease(ctx, actor, it, b)
 	}
 	if !it.Value.Replacing || b == nil {
 		return f.undoSwitch(ctx, actor, session, it.Value.Profile)
@@ -453,6 +482,41 @@ func (f *Fleet) StopSession(ctx context.Context, actor audit.Actor, session stri
 		}
 		if r.Value.State != Stopped {
 			return SessionView{}, f.notControllable(opStop, r)
+		}
+		return f.sessionView(session)
+	})
+}
+
+// RestartSession stops the Session Browser cleanly and starts it again, with its
+// Profile and under the present configuration.
+func (f *Fleet) RestartSession(ctx context.Context, actor audit.Actor, session string) (SessionView, error) {
+	const op = "restart session browser"
+	if err := CheckSession(op, session); err != nil {
+		return SessionView{}, err
+	}
+	return run(ctx, f, op, sessionKey(session), func(ctx context.Context) (SessionView, error) {
+		if err := f.resumeSession(ctx, audit.System("interrupted operation"), session); err != nil {
+			return SessionView{}, err
+		}
+		b, err := f.loadBinding(session)
+		if err != nil {
+			return SessionView{}, err
+		}
+		if b == nil {
+			return SessionView{}, noSession(op, session)
+		}
+		// It is wanted from now on: a service that dies in between starts it.
+		r, _, err := f.stop(ctx, actor, op, "restart", b.profile.Value.Instance, func(tx *store.Tx) error {
+			return setWanted(tx, session, WantedRunning)
+		})
+		if err != nil {
+			return SessionView{}, err
+		}
+		if r.Value.State != Stopped {
+			return SessionView{}, f.notControllable(op, r)
+		}
+		if _, err := f.start(ctx, actor, op, r.Key, session, ""); err != nil {
+			return SessionView{}, err
 		}
 		return f.sessionView(session)
 	})
@@ -542,7 +606,7 @@ func (f *Fleet) Sessions(ctx context.Context) ([]SessionView, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.observeAll(ctx, len(views), func(ctx context.Context, i int) { f.observeSession(ctx, &views[i], evidence[i]) })
+	atOnce(observers, len(views), func(i int) { f.observeSession(ctx, &views[i], evidence[i]) })
 	return views, nil
 }
 

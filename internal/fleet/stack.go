@@ -327,8 +327,7 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 // notControllable is the error for a Stack that settle found in a state that
 // only a person can end.
 func (f *Fleet) notControllable(op string, r *runtime) error {
-	hint := "Do not retry. A person can end what the journal of the service names and select the Identity again: abfleet session use " +
-		fault.Word(r.Value.Session) + " " + fault.Word(r.Value.Identity)
+	hint := "Do not retry. A person can look at the evidence and release it, which keeps its login: abfleet recover " + fault.Word(r.Value.Session)
 	if r.Value.login() {
 		hint = "Start the login again: that cleans it up first"
 	}
@@ -343,20 +342,21 @@ func (f *Fleet) notControllable(op string, r *runtime) error {
 func (f *Fleet) start(ctx context.Context, actor audit.Actor, op, instance, session, url string) (*runtime, error) {
 	admission, cancel := context.WithTimeout(ctx, admissionTimeout)
 	defer cancel()
-	if err := f.starts.Acquire(admission, 1); err != nil {
+	leave, err := f.starts.enter(admission, instance)
+	if err != nil {
 		if ctx.Err() != nil {
 			return nil, gone(ctx, op, "nothing was started", "Try again in a few seconds")
 		}
 		return nil, fault.New(fault.BrowserStartFailed, op, "Try again when fewer browsers are starting", "its turn did not come within %s", admissionTimeout)
 	}
-	defer f.starts.Release(1)
+	defer leave()
 
 	req, dirty, err := f.request(instance, session, url)
 	if err != nil {
 		return nil, err
 	}
 	if req.CloneFrom != "" {
-		unlock, err := f.snapshots.read(ctx, req.Identity)
+		unlock, err := f.snapshots.share(ctx, req.Identity)
 		if err != nil {
 			return nil, gone(ctx, op, "nothing was started", "Try again when the Identity's save is done")
 		}

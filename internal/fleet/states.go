@@ -24,11 +24,13 @@ const (
 // browser is gone and the rest of the Stack is not.
 const Ended State = "ended"
 
-// States of an Identity and of a Profile; a Profile may also be Broken.
+// States of an Identity and of a Profile; a Profile may also be Broken, and
+// needs a login when a person says so.
 const (
 	NeedsLogin State = "NEEDS_LOGIN"
 	Ready      State = "READY"
 	Creating   State = "CREATING"
+	Deleting   State = "DELETING" // an Identity that is being removed
 )
 
 // stateNone is before the first and after the last state.
@@ -49,6 +51,9 @@ type trigger string
 const (
 	onCreate      trigger = "create"
 	onDiscard     trigger = "discard"
+	onDelete      trigger = "delete"
+	onLoggedOut   trigger = "logged out"
+	onRenew       trigger = "renew"
 	onSaved       trigger = "saved"
 	onSaveFailed  trigger = "save failed"
 	onStart       trigger = "start"
@@ -76,6 +81,7 @@ type guard string
 const (
 	always      guard = ""
 	ifProof     guard = "proof"
+	ifUser      guard = "a person asked"
 	ifVacant    guard = "vacant"
 	ifNotVacant guard = "not vacant"
 	ifUnproven  guard = "neither proof nor vacant"
@@ -88,6 +94,7 @@ var guards = map[guard]func(facts) bool{
 	always:      func(facts) bool { return true },
 	ifProof:     func(f facts) bool { return f.proof && !f.vacant },
 	ifVacant:    func(f facts) bool { return f.vacant && !f.proof },
+	ifUser:      func(f facts) bool { return f.user },
 	ifNotVacant: func(f facts) bool { return !f.vacant },
 	ifUnproven:  func(f facts) bool { return f.vacant == f.proof },
 	ifRecovery:  func(f facts) bool { return f.vacant && f.user },
@@ -113,6 +120,9 @@ var transitions = []transition{
 	{machineIdentity, NeedsLogin, onSaveFailed, always, NeedsLogin, "problem kept"},
 	{machineIdentity, Ready, onSaved, ifVacant, Ready, "new Template Snapshot"},
 	{machineIdentity, Ready, onSaveFailed, always, Ready, "last good snapshot kept"},
+	{machineIdentity, NeedsLogin, onDelete, ifRecovery, Deleting, "not usable any more"},
+	{machineIdentity, Ready, onDelete, ifRecovery, Deleting, "not usable any more"},
+	{machineIdentity, Deleting, onDiscard, ifVacant, stateNone, "trees and records removed"},
 
 	{machineProfile, stateNone, onCreate, always, Creating, "reserved"},
 	{machineProfile, Creating, onStarted, ifProof, Ready, "clone complete"},
@@ -124,6 +134,13 @@ var transitions = []transition{
 	{machineProfile, Ready, onStopDone, ifNotVacant, Broken, "not allocated again"},
 	{machineProfile, Broken, onRecovered, ifWhole, Ready, "may be allocated again"},
 	{machineProfile, Broken, onRecovered, ifNotWhole, Creating, ""},
+	{machineProfile, Ready, onLoggedOut, ifUser, NeedsLogin, "not allocated again"},
+	{machineProfile, Creating, onLoggedOut, ifUser, Creating, ""},
+	{machineProfile, NeedsLogin, onRenew, ifVacant, Creating, "cloned anew from a newer Template Snapshot"},
+	{machineProfile, Creating, onDelete, ifRecovery, stateNone, "removed with its Identity"},
+	{machineProfile, Ready, onDelete, ifRecovery, stateNone, "removed with its Identity"},
+	{machineProfile, NeedsLogin, onDelete, ifRecovery, stateNone, "removed with its Identity"},
+	{machineProfile, Broken, onDelete, ifRecovery, stateNone, "removed with its Identity"},
 
 	{machineRuntime, Stopped, onStart, always, Starting, "generation counted"},
 	{machineRuntime, Starting, onStarted, ifProof, Controllable, "evidence stored"},
@@ -154,7 +171,7 @@ var transitions = []transition{
 	{machineRuntime, Unverified, onCleaned, ifNotVacant, Quarantined, "not exposed"},
 	{machineRuntime, Quarantined, onCleaned, ifVacant, Stopped, ""},
 	{machineRuntime, Quarantined, onCleaned, ifNotVacant, Quarantined, "not exposed"},
-	{machineRuntime, Broken, onCleaned, always, Broken, "leftovers gone, never READY by it"},
+	{machineRuntime, Broken, onCleaned, always, Broken, "never READY by it"},
 	{machineRuntime, Broken, onRecovered, ifRecovery, Stopped, "error cleared"},
 }
 

@@ -87,8 +87,8 @@ func TestTableIsSound(t *testing.T) {
 // TestNoHope protects rule 5 of the design on every path through the table:
 // a runtime gets controllable by proof only, gets stopped by proven absence
 // only, and leaves BROKEN by a person's action only. A Profile that is not
-// proven free is never READY again without a person, and an Identity with a
-// snapshot never loses it.
+// proven free is never READY again without a person, and neither an Identity
+// with a snapshot nor a Profile that was usable goes without one.
 func TestNoHope(t *testing.T) {
 	triggers := map[machine][]trigger{}
 	for _, tr := range transitions {
@@ -120,8 +120,12 @@ func TestNoHope(t *testing.T) {
 				t.Fatalf("Profile %s -> %s on %q without a person and a proof", from, to, on)
 			case m == machineProfile && to == Ready && from == Creating && !f.proof:
 				t.Fatalf("Profile %s -> %s on %q without proof", from, to, on)
-			case m == machineIdentity && from == Ready && to != Ready:
-				t.Fatalf("Identity %s -> %s on %q", from, to, on)
+			case m == machineIdentity && from == Ready && to != Ready && !(on == onDelete && f.user && f.vacant):
+				t.Fatalf("Identity %s -> %s on %q with %+v", from, to, on, f)
+			case m == machineProfile && (from == Ready || from == NeedsLogin) && to == stateNone && !(on == onDelete && f.user && f.vacant):
+				t.Fatalf("Profile %s is lost on %q with %+v", from, on, f)
+			case m == machineProfile && from == Ready && to == NeedsLogin && !f.user:
+				t.Fatalf("Profile %s -> %s on %q without a person", from, to, on)
 			}
 		}
 	})

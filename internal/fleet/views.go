@@ -63,7 +63,10 @@ type SessionView struct {
 	IdentityName string `json:"identity_name"`
 	Wanted       Wanted `json:"wanted"`
 	// State is a runtime state. Controllable means that it is proven to run.
-	State     State     `json:"state"`
+	State State `json:"state"`
+	// Queued is its place among the starts that wait for a processor, from 1
+	// on; 0 for none.
+	Queued    int       `json:"queued,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`
 	BoundAt   time.Time `json:"bound_at"`
 	UpdatedAt time.Time `json:"updated_at"`
@@ -121,7 +124,7 @@ func (f *Fleet) viewSession(tx *store.Tx, session string) (SessionView, Evidence
 	}
 	v := SessionView{
 		Session: session, IdentityID: b.identity.Key, IdentityName: b.identity.Value.Name,
-		Wanted: b.binding.Value.Wanted, State: f.shown(r), StartedAt: startedAt(r),
+		Wanted: b.binding.Value.Wanted, State: f.shown(r), Queued: f.starts.position(r.Key), StartedAt: startedAt(r),
 		BoundAt: b.binding.Value.Created, UpdatedAt: b.binding.Value.Updated, Problem: r.Value.Problem, LastExit: r.Value.LastExit,
 	}
 	if v.State != Controllable {
@@ -197,15 +200,15 @@ func (f *Fleet) look(ctx context.Context, ev Evidence) (State, *ExitReport) {
 // observers is how many observations a list makes at once.
 const observers = 4
 
-// observeAll runs fn for 0 to n-1.
-func (f *Fleet) observeAll(ctx context.Context, n int, fn func(ctx context.Context, i int)) {
+// atOnce runs fn for 0 to n-1, so many at once.
+func atOnce(many, n int, fn func(i int)) {
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, observers)
+	slots := make(chan struct{}, many)
 	for i := range n {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			fn(ctx, i)
+			fn(i)
 		})
 	}
 	wg.Wait()

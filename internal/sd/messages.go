@@ -15,6 +15,8 @@ const (
 // them. New events get a new random one (systemd-id128 new).
 var messageIDs = map[audit.Type]string{
 	audit.IdentityCreated:    "e0654da06fab469893c1a4196188d80f",
+	audit.IdentityRenamed:    "67182d053adf4caca8ca4b31c52181ca",
+	audit.IdentityDeleted:    "e04002c3366e42588478395d63219f4a",
 	audit.LoginStarted:       "598a4f15b4ab45e997ecd92da4ae32bf",
 	audit.LoginStartFailed:   "dedf942755f3478b8127a490eb5715fb",
 	audit.LoginStopped:       "051f7f3131ff4c2ca653470ef479ab9c",
@@ -25,6 +27,8 @@ var messageIDs = map[audit.Type]string{
 	audit.BindingCreated:     "527aa25754bb4acda381c7460c725b76",
 	audit.BindingSwitched:    "13dd599ca81f4d7cbc4924a932e42430",
 	audit.SwitchUndone:       "97a5a4ded752477f9920f7a9ab3125de",
+	audit.BindingReleased:    "3ec5c90348274d8297092adf561a11ce",
+	audit.ReleaseUndone:      "768192f1dc5b422c9a4b4885e21f6319",
 	audit.SessionStarted:     "b9bfb6712dbe4fe0a02aa41ebf60c7b0",
 	audit.SessionStartFailed: "dcf45e3d03d94c799207e5d9d694eb76",
 	audit.SessionStopped:     "ce59c38688c54469a731f160a4212dda",
