@@ -35,10 +35,15 @@ const (
 	LoginPath       = "/v1/identity/login"
 	StopLoginPath   = "/v1/identity/stop-login"
 	SavePath        = "/v1/identity/save"
+	RenamePath      = "/v1/identity/rename"
+	DeletePath      = "/v1/identity/delete"
 	SessionsPath    = "/v1/sessions"
 	SessionPath     = "/v1/session"
 	UsePath         = "/v1/session/use"
 	StopSessionPath = "/v1/session/stop"
+	RestartPath     = "/v1/session/restart"
+	ReleasePath     = "/v1/session/release"
+	RecoveryPath    = "/v1/session/recovery"
 	ViewPath        = "/v1/view"
 )
 
@@ -104,6 +109,8 @@ type Answer struct {
 	Session    *Session   `json:"session,omitempty"`
 	Sessions   []Session  `json:"sessions,omitzero"`
 	View       *View      `json:"view,omitempty"`
+	// Examination is what RecoveryPath answers, beside Session.
+	Examination *Examination `json:"examination,omitempty"`
 }
 
 // Build says what runs.
@@ -160,6 +167,7 @@ type Session struct {
 	IdentityName string    `json:"identity_name"`
 	Wanted       string    `json:"wanted"`
 	State        string    `json:"state"`
+	Queued       int       `json:"queued,omitempty"`
 	StartedAt    time.Time `json:"started_at,omitzero"`
 	BoundAt      time.Time `json:"bound_at"`
 	UpdatedAt    time.Time `json:"updated_at"`
@@ -168,6 +176,24 @@ type Session struct {
 	// Instance and Slice are for operators: SessionPath alone has them.
 	Instance string `json:"instance,omitempty"`
 	Slice    string `json:"slice,omitempty"`
+}
+
+// Examination is the evidence about what is left of a Session Browser. It is for
+// operators.
+type Examination struct {
+	Vacant      bool              `json:"vacant"`
+	Recoverable bool              `json:"recoverable"`
+	Reason      string            `json:"reason,omitempty"`
+	Roles       []RoleExamination `json:"roles,omitempty"`
+}
+
+// RoleExamination is the evidence about one role.
+type RoleExamination struct {
+	Role    string   `json:"role"`
+	Verdict string   `json:"verdict"`
+	PID     int      `json:"pid,omitempty"`
+	For     []string `json:"for,omitempty"`
+	Against []string `json:"against,omitempty"`
 }
 
 // Problem is the last failure of something.
@@ -199,11 +225,14 @@ type CreateIdentity struct {
 // its id or its name.
 type IdentityRequest struct {
 	Identity string `json:"identity"`
-	URL      string `json:"url,omitempty"` // LoginPath only: what to open
+	URL      string `json:"url,omitempty"`  // LoginPath only: what to open
+	Name     string `json:"name,omitempty"` // RenamePath only
 }
 
 // SessionRequest is the body of the requests about one session.
 type SessionRequest struct {
 	Session  string `json:"session"`
 	Identity string `json:"identity,omitempty"` // UsePath only
+	// LoggedOut, ReleasePath only, says that the login is lost.
+	LoggedOut bool `json:"logged_out,omitempty"`
 }

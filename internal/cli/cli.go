@@ -8,6 +8,7 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,8 +17,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"abfleet/internal/api"
 	"abfleet/internal/config"
@@ -76,7 +79,7 @@ func Main(ctx context.Context, args []string, in io.Reader, out, errOut io.Write
 }
 
 // otherCommand is a command of ours in a text.
-var otherCommand = regexp.MustCompile(`\babfleet (setup|uninstall|identity|session|mcp|view|doctor)\b`)
+var otherCommand = regexp.MustCompile(`\babfleet (setup|uninstall|identity|session|recover|store|mcp|view|doctor)\b`)
 
 // otherUnit is the service or a socket of ours in a command.
 var otherUnit = regexp.MustCompile(`(systemctl --user [a-z-]+ )abfleetd\b`)
@@ -89,6 +92,31 @@ func (a *app) ours(text string) string {
 	}
 	text = otherUnit.ReplaceAllString(text, "${1}"+a.prefix+"d")
 	return otherCommand.ReplaceAllString(text, "abfleet --prefix "+a.prefix+" $1")
+}
+
+// confirm asks the person at a terminal. Elsewhere nobody can be asked: --yes has
+// to say it.
+func (a *app) confirm(op string, sure bool, question string) error {
+	if sure {
+		return nil
+	}
+	if in, ok := a.in.(*os.File); !ok || !isTerminal(in) {
+		return fault.New(fault.InvalidArgument, op, "Run it in a terminal, or with --yes", "it has to be confirmed, and nobody can be asked")
+	}
+	_, _ = fmt.Fprintf(a.errOut, "%s [y/N] ", question)
+	line, err := bufio.NewReader(io.LimitReader(a.in, 100)).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fault.Wrap(err, fault.Canceled, op, "Run it again")
+	}
+	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
+		return fault.New(fault.Canceled, op, "Nothing was changed", "it was not confirmed")
+	}
+	return nil
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 // usageHint says where to read how a command is called, and which one may have
@@ -165,7 +193,7 @@ func (a *app) command() *cobra.Command {
 	flags.StringVar(&a.prefix, "prefix", "abfleet", "prefix of the fleet's units and directories")
 	flags.StringVar(&a.socket, "socket", "", "control socket (default $AGENT_BROWSER_FLEET_SOCKET, else in the runtime directory)")
 	flags.StringVar(&a.config, "config", "", "configuration file (default the one of the prefix)")
-	root.AddCommand(a.setupCommand(), a.uninstallCommand(), a.identityCommand(), a.sessionCommand(),
+	root.AddCommand(a.setupCommand(), a.uninstallCommand(), a.identityCommand(), a.sessionCommand(), a.recoverCommand(),
 		a.mcpCommand(), a.viewCommand(), a.doctorCommand(), a.versionCommand())
 	checkArguments(root)
 	return root

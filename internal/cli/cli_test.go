@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net"
 	"net/http"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"abfleet/internal/api"
 	"abfleet/internal/config"
@@ -47,6 +50,7 @@ func answering(t *testing.T, status int, body string, seen *[]string) map[string
 func TestCommandsAskTheService(t *testing.T) {
 	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"my work","state":"READY","login":{"state":"controllable"},"sessions":0,"prepared_profiles":0,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
 		`"session":{"session":"s","identity_id":"identity-1","identity_name":"my work","wanted":"running","state":"controllable","instance":"abc","slice":"abfleet-abc.slice","bound_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
+		`"examination":{"vacant":false,"recoverable":true,"reason":"populated: its slice has processes","roles":[{"role":"chromium","verdict":"reconstructible","pid":42,"for":["holds the root file"],"against":["its scope is gone"]}]},` +
 		`"identities":[],"sessions":[],"view":{"url":"http://127.0.0.1:1/#token=x"}}`
 	for _, test := range []struct {
 		args []string
@@ -62,6 +66,13 @@ func TestCommandsAskTheService(t *testing.T) {
 		{[]string{"session", "use", "s", "w"}, []string{`POST /v1/session/use {"session":"s","identity":"w"}`}, "controllable"},
 		{[]string{"session", "stop", "s"}, []string{`POST /v1/session/stop {"session":"s"}`}, "session s is"},
 		{[]string{"session", "list"}, []string{"GET /v1/sessions"}, "SESSION"},
+		{[]string{"identity", "rename", "w", "my work"}, []string{`POST /v1/identity/rename {"identity":"w","name":"my work"}`}, "my work"},
+		{[]string{"identity", "delete", "w", "--yes"}, []string{"GET /v1/identity?identity=w", `POST /v1/identity/delete {"identity":"identity-1"}`}, "deleted Identity my work"},
+		{[]string{"session", "restart", "s"}, []string{`POST /v1/session/restart {"session":"s"}`}, "restarted"},
+		{[]string{"session", "release", "s", "-y"}, []string{"GET /v1/session?session=s", `POST /v1/session/release {"session":"s"}`}, "released from Identity my work"},
+		{[]string{"session", "release", "s", "-y", "--logged-out"}, []string{"GET /v1/session?session=s", `POST /v1/session/release {"session":"s","logged_out":true}`}, "released"},
+		{[]string{"recover", "s", "-y"}, []string{"GET /v1/session/recovery?session=s", `POST /v1/session/release {"session":"s"}`},
+			"chromium: reconstructible, process 42\n  + holds the root file\n  - its scope is gone\n"},
 		{[]string{"session", "show", "s"}, []string{"GET /v1/session?session=s"}, "units: abfleet-abc.slice\n"},
 		{[]string{"view", "--session", "s"}, []string{"GET /v1/view?session=s", "GET /v1/session?session=s"}, "http://127.0.0.1:1/#token=x\n"},
 		{[]string{"view", "--identity", "w"}, []string{"GET /v1/view?identity=w", "GET /v1/identity?identity=w"}, "http://"},
@@ -84,6 +95,58 @@ func TestCommandsAskTheService(t *testing.T) {
 			t.Errorf("%v --json: empty lists are missing: %s", test.args, out)
 		}
 	}
+}
+
+// What cannot be taken back is asked for first, and where nobody can be asked it
+// is not done. Evidence that is not enough ends nothing, asked or not.
+func TestConfirm(t *testing.T) {
+	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"w","state":"READY","login":{"state":"stopped"}},` +
+		`"session":{"session":"s","identity_name":"w","state":"BROKEN"},"examination":{"vacant":false,"recoverable":false,"reason":"r"}}`
+	for _, args := range [][]string{{"identity", "delete", "w"}, {"session", "release", "s"}, {"recover", "s"}, {"recover", "s", "--yes"}} {
+		var seen []string
+		code, _, errOut := abfleet(t, answering(t, http.StatusOK, answer, &seen), args...)
+		if code != ExitFailed || !strings.Contains(errOut, "hint: ") || len(seen) != 1 || !strings.HasPrefix(seen[0], "GET ") {
+			t.Errorf("%v: exit code %d, %q, asked %q", args, code, errOut, seen)
+		}
+	}
+	for typed, done := range map[string]bool{"y\n": true, "Yes\n": true, "n\n": false, "\n": false, "": false} {
+		person, terminal := pty(t)
+		var seen []string
+		env := answering(t, http.StatusOK, answer, &seen)
+		if typed == "" {
+			typed = "\x04" // end of file
+		}
+		if _, err := person.WriteString(typed); err != nil {
+			t.Fatal(err)
+		}
+		var out, errOut bytes.Buffer
+		code := Main(t.Context(), []string{"session", "release", "s"}, terminal, &out, &errOut, func(name string) string { return env[name] })
+		if (code == ExitOK) != done || (len(seen) == 2) != done || !strings.Contains(errOut.String(), "[y/N]") {
+			t.Errorf("%q: exit code %d, %q, asked %q", typed, code, errOut.String(), seen)
+		}
+	}
+}
+
+// pty returns both ends of a terminal.
+func pty(t *testing.T) (person, terminal *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { person.Close() })
+	n, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { terminal.Close() })
+	return person, terminal
 }
 
 // A link to a browser that does not run is good, and shows nothing; a stop of one

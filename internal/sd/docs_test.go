@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// TestDocs protects who filters a journal: docs/OPERATING.md has the MESSAGE_ID
+// TestDocs protects who filters a journal: docs/OPERATIONS.md has the MESSAGE_ID
 // of every event.
 func TestDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/OPERATING.md")
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,6 +23,6 @@ func TestDocs(t *testing.T) {
 		have[string(event)] = id
 	}
 	if !maps.Equal(told, have) {
-		t.Errorf("docs/OPERATING.md has the events\n%q, want\n%q", told, have)
+		t.Errorf("docs/OPERATIONS.md has the events\n%q, want\n%q", told, have)
 	}
 }

@@ -57,6 +57,25 @@ func (s *Server) controlRoutes() http.Handler {
 	mux.Handle(api.StopSessionPath, post(func(ctx context.Context, actor audit.Actor, body api.SessionRequest) (any, error) {
 		return named("session")(s.deps.Fleet.StopSession(ctx, actor, body.Session))
 	}))
+	mux.Handle(api.RenamePath, post(func(ctx context.Context, actor audit.Actor, body api.IdentityRequest) (any, error) {
+		return named("identity")(s.deps.Fleet.RenameIdentity(ctx, actor, body.Identity, body.Name))
+	}))
+	mux.Handle(api.DeletePath, post(func(ctx context.Context, actor audit.Actor, body api.IdentityRequest) (any, error) {
+		return named("identity")(s.deps.Fleet.DeleteIdentity(ctx, actor, body.Identity))
+	}))
+	mux.Handle(api.RestartPath, post(func(ctx context.Context, actor audit.Actor, body api.SessionRequest) (any, error) {
+		return named("session")(s.deps.Fleet.RestartSession(ctx, actor, body.Session))
+	}))
+	mux.Handle(api.ReleasePath, post(func(ctx context.Context, actor audit.Actor, body api.SessionRequest) (any, error) {
+		return named("session")(s.deps.Fleet.ReleaseSession(ctx, actor, body.Session, body.LoggedOut))
+	}))
+	mux.Handle(api.RecoveryPath, get(func(r *http.Request) (any, error) {
+		v, err := s.deps.Fleet.ExamineSession(r.Context(), r.URL.Query().Get("session"))
+		if err != nil {
+			return nil, fleet.Unredacted(err)
+		}
+		return map[string]any{"ok": true, "session": operatedSession{v.SessionView, v.SessionUnits}, "examination": v.Examination}, nil
+	}))
 	return mux
 }
 

@@ -85,6 +85,35 @@ func (f *fakeFleet) SaveIdentity(ctx context.Context, actor audit.Actor, ref str
 	return f.Identity(ctx, ref)
 }
 
+func (f *fakeFleet) RenameIdentity(ctx context.Context, actor audit.Actor, ref, name string) (fleet.IdentityView, error) {
+	f.record(actor)
+	view, err := f.Identity(ctx, ref)
+	view.Name = name
+	return view, err
+}
+
+func (f *fakeFleet) DeleteIdentity(ctx context.Context, actor audit.Actor, ref string) (fleet.IdentityView, error) {
+	f.record(actor)
+	return f.Identity(ctx, ref)
+}
+
+func (f *fakeFleet) RestartSession(ctx context.Context, actor audit.Actor, session string) (fleet.SessionView, error) {
+	f.record(actor)
+	return f.Session(ctx, session)
+}
+
+func (f *fakeFleet) ReleaseSession(ctx context.Context, actor audit.Actor, session string, _ bool) (fleet.SessionView, error) {
+	f.record(actor)
+	return f.Session(ctx, session)
+}
+
+func (f *fakeFleet) ExamineSession(ctx context.Context, session string) (fleet.RecoveryView, error) {
+	view, err := f.Session(ctx, session)
+	return fleet.RecoveryView{SessionView: view, Examination: fleet.Examination{Vacant: true, Recoverable: true}}, err
+}
+
+func (f *fakeFleet) Operate(context.Context, string) (func(), error) { return func() {}, nil }
+
 func (f *fakeFleet) UseIdentity(ctx context.Context, actor audit.Actor, session, ref string) (fleet.SessionView, error) {
 	f.record(actor)
 	identity, err := f.Identity(ctx, ref)

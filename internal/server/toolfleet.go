@@ -56,6 +56,11 @@ func (f ToolFleet) Browser(ctx context.Context, session string) (tools.Browser, 
 	return browser, nil
 }
 
+// Operate keeps the Session Browser from being released.
+func (f ToolFleet) Operate(ctx context.Context, session string) (done func(), err error) {
+	return f.Fleet.Operate(ctx, session)
+}
+
 func agent(ctx context.Context) (audit.Actor, error) {
 	actor, ok := auth.ActorFrom(ctx)
 	if !ok {

@@ -26,6 +26,7 @@ type Call struct {
 	args    json.RawMessage
 	stop    context.CancelCauseFunc
 	check   *time.Timer // the first pulse
+	done    func()      // ends the use of the browser
 	engine  *page.Browser
 	client  *page.Client
 	tab     *page.Tab
@@ -63,10 +64,16 @@ func (c *Call) Bound(ctx context.Context) error {
 // Client is the caller's view of its Session Browser.
 func (c *Call) Client(ctx context.Context) (*page.Client, error) {
 	if c.client == nil {
-		engine, err := c.host.engine(ctx, c.session, c.Caller)
+		done, err := c.Fleet().Operate(ctx, c.Caller.Session)
 		if err != nil {
 			return nil, err
 		}
+		engine, err := c.host.engine(ctx, c.session, c.Caller)
+		if err != nil {
+			done()
+			return nil, err
+		}
+		c.done = done
 		c.engine, c.client = engine, engine.Client(c.Caller.Client)
 		c.check = time.AfterFunc(pulseEvery, func() { pulse(ctx, engine, c.stop) })
 	}

@@ -174,6 +174,9 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 		if c.check != nil {
 			c.check.Stop() // what it holds can be large
 		}
+		if c.done != nil {
+			c.done()
+		}
 	}()
 	caller, err := h.opts.Caller(ctx, req)
 	if err == nil {

@@ -36,6 +36,9 @@ type Fleet interface {
 	// Browser returns the Session Browser, started again when it died. Without
 	// a Binding it fails with fault.IdentityNotSelected.
 	Browser(ctx context.Context, session string) (Browser, error)
+	// Operate says that a call uses the Session Browser until it calls done. A
+	// person's release waits for that, and the call for a release.
+	Operate(ctx context.Context, session string) (done func(), err error)
 }
 
 // IdentityList is the answer of Fleet.Identities.

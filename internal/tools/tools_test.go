@@ -233,7 +233,7 @@ func TestOutputIsBounded(t *testing.T) {
 }
 
 // Sessions come and go for as long as the service runs; what is kept of one goes
-// with its browser.
+// with its browser. A call says that it uses a browser for as long as it does.
 func TestSessionsAreForgotten(t *testing.T) {
 	fleet := toolstest.NewFleet(t)
 	var session string
@@ -246,6 +246,9 @@ func TestSessionsAreForgotten(t *testing.T) {
 	t.Cleanup(host.Close)
 	client := toolstest.Connect(t, host, tools.Tool{Name: "try", Schema: json.RawMessage(anything), Run: func(ctx context.Context, c *tools.Call) error {
 		_, err := c.Tab(ctx)
+		if n := fleet.Operating(); err == nil && n != 1 {
+			err = fmt.Errorf("%d calls are told to use a browser", n)
+		}
 		return err
 	}})
 	try := func(name string, works bool) {
@@ -282,6 +285,9 @@ func TestSessionsAreForgotten(t *testing.T) {
 		}
 	}
 	try("bound 1", true)
+	if n := fleet.Operating(); n != 0 {
+		t.Errorf("%d calls that ended still use a browser: no release would come", n)
+	}
 }
 
 func TestLeakCheck(t *testing.T) {

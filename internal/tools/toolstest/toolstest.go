@@ -62,6 +62,8 @@ type Fleet struct {
 	// bound is the generation of each bound session's browser.
 	bound map[string]int
 	conns []net.Conn
+	// operating counts the calls that use a browser.
+	operating int
 	// Opened counts the connections made to the browser.
 	Opened int
 }
@@ -92,6 +94,25 @@ func (f *Fleet) UseIdentity(_ context.Context, session, ref string) (tools.Bindi
 	defer f.mu.Unlock()
 	f.bound[session]++
 	return tools.Binding{Identity: "id-1"}, nil
+}
+
+// Operate counts the calls that use the session's browser.
+func (f *Fleet) Operate(context.Context, string) (func(), error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.operating++
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.operating--
+	}, nil
+}
+
+// Operating is how many calls use a browser now.
+func (f *Fleet) Operating() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.operating
 }
 
 // Browser is the session's browser.
