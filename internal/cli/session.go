@@ -58,11 +58,12 @@ func (a *app) sessionCommand() *cobra.Command {
 				s := answer.Session
 				a.printf("%s\nIdentity: %s (%s)\nstate: %s\nwanted: %s\nstarted: %s\n", s.Session, s.IdentityName, s.IdentityID, state(s), s.Wanted, when(s.StartedAt))
 				if exit := s.LastExit; exit != nil {
-					clean := "unclean"
-					if exit.Clean {
-						clean = "clean"
+					clean, cost := "clean", ""
+					if !exit.Clean {
+						// Chromium writes cookies every 30 s.
+						clean, cost = "unclean", "; what pages stored in its last 30 s may be lost"
 					}
-					a.printf("last end: %s, %s %s\n", when(exit.At), clean, exit.Detail)
+					a.printf("last end: %s, %s: %s%s\n", when(exit.At), clean, exit.Detail, cost)
 				}
 				if s.Slice != "" {
 					a.printf("units: %s\n", s.Slice)

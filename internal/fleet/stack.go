@@ -121,15 +121,19 @@ func what(r *runtime) string {
 }
 
 func describeExit(e *ExitReport) string {
+	how := "uncleanly"
 	switch {
 	case e == nil:
 		return "how is not known"
 	case e.Detail != "":
-		return e.Detail
+		how = e.Detail
 	case e.Clean:
-		return "cleanly"
+		how = "cleanly"
 	}
-	return "uncleanly"
+	if !e.Clean {
+		how += "; what pages stored in its last 30 s may be lost"
+	}
+	return how
 }
 
 // settle makes the record of a Stack say what is true: it is adopted when it

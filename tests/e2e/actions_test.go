@@ -1,0 +1,111 @@
+package e2e
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"abfleet/internal/audit"
+	"abfleet/internal/fault"
+	"abfleet/internal/sd"
+	"abfleet/tests/rig"
+)
+
+// trees lists what the fleet has on the disk of its Identities.
+func (w *world) trees() string {
+	w.t.Helper()
+	return w.sh(`cd ~/.local/state/abfleet/identities && find . -mindepth 1 -maxdepth 3`)
+}
+
+// TestUserActions protects what people are promised of the actions that only
+// they have: a release keeps the login and waits for the agent, a switch and
+// back finds the old browser's login, a rename changes nothing else, a deletion
+// leaves nothing.
+func TestUserActions(t *testing.T) {
+	w := ready(t, rig.Options{Name: "actions"})
+	w.must("identity", "create", "other")
+	w.must("identity", "login", "other", "--url", siteURL+"/form")
+	w.must("identity", "save", "other")
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+
+	a.cookie("released")
+	w.refused(fault.InvalidArgument, "session", "release", "alpha") // nobody can be asked
+	// The release comes while the agent is at work, and waits for it.
+	begun, done := a.sent(), make(chan error, 1)
+	go func() {
+		_, err := a.call("browser_wait_for", map[string]any{"time": 3})
+		done <- err
+	}()
+	w.await("the call", begun)
+	if s := w.must("session", "release", "alpha", "--yes").Session; s.State != "stopped" || s.LastExit == nil || !s.LastExit.Clean {
+		t.Errorf("released: %+v", s)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the agent's call was cut off by the release: %v", err)
+	}
+	w.refused(fault.SessionNotFound, "session", "show", "alpha")
+	a.refused("browser_snapshot", nil, string(fault.IdentityNotSelected))
+	if pids := w.browserPIDs(); len(pids) > 0 {
+		t.Errorf("browsers run: %v", pids)
+	}
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	a.hasCookie("released")
+
+	a.cookie("switched")
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "other"})
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	if text := a.must("browser_evaluate", map[string]any{"function": "() => document.cookie"}); strings.Contains(text, "stamp=") {
+		t.Errorf("another Identity has the cookies of the first: %s", text)
+	}
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
+	a.hasCookie("switched")
+
+	before := w.browserPIDs()
+	a.cookie("restarted")
+	w.must("session", "restart", "alpha")
+	if after := w.browserPIDs(); len(after) != 1 || after[0] == before[0] {
+		t.Errorf("after a restart the browsers are %v, were %v", after, before)
+	}
+	a.hasCookie("restarted")
+
+	// Its cookies reach the disk 30 s after they were set; from then on they
+	// outlive a crash. A shorter life says what it may have cost.
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.must("browser_evaluate", map[string]any{"function": `() => { document.cookie = "outlives=yes; max-age=86400; path=/" }`})
+	w.sh(`timeout 90 sh -c 'until grep -qa outlives ~/.local/state/abfleet/identities/*/profiles/*/Default/Cookies; do sleep 1; done'`)
+	w.sh("kill -KILL " + strconv.Itoa(w.browserPIDs()[0]))
+	w.must("session", "use", "alpha", "work")
+	a.must("browser_navigate", map[string]any{"url": siteURL + "/form"})
+	a.mustContain("browser_evaluate", map[string]any{"function": "() => document.cookie"}, "outlives=yes")
+	if s := w.must("session", "show", "alpha").Session; s.LastExit == nil || s.LastExit.Clean || !strings.Contains(s.LastExit.Detail, "SIGKILL") {
+		t.Errorf("a crash is told as %+v", s.LastExit)
+	}
+	if out := w.sh("abfleet session show alpha"); !strings.Contains(out, "may be lost") {
+		t.Errorf("nobody is told what a crash may cost:\n%s", out)
+	}
+
+	w.refused(fault.DuplicateIdentity, "identity", "rename", "work", "OTHER")
+	id := w.must("identity", "rename", "work", "day job").Identity.ID
+	a.mustContain("agent_browser_identities", nil, "day job")
+	a.hasCookie("restarted")
+
+	w.refused(fault.IdentityInUse, "identity", "delete", "day job", "--yes")
+	w.must("session", "release", "alpha", "--yes")
+	w.must("identity", "login", "day job")
+	w.refused(fault.IdentityInUse, "identity", "delete", "day job", "--yes")
+	w.must("identity", "stop", "day job")
+	if !strings.Contains(w.trees(), id) {
+		t.Errorf("no trees of %s:\n%s", id, w.trees())
+	}
+	w.must("identity", "delete", "day job", "--yes")
+	if left := w.trees(); strings.Contains(left, id) || !strings.Contains(left, "snapshot") {
+		t.Errorf("trees after the deletion of %s:\n%s", id, left)
+	}
+	w.refused(fault.IdentityNotFound, "identity", "status", id)
+	a.refused("agent_browser_use_identity", map[string]any{"identity_id": id}, string(fault.IdentityNotFound))
+	a.must("agent_browser_use_identity", map[string]any{"identity_id": "other"})
+	for _, event := range []audit.Type{audit.BindingReleased, audit.IdentityRenamed, audit.IdentityDeleted} {
+		w.journal("MESSAGE_ID=" + sd.MessageID(string(event)))
+	}
+}
