@@ -32,9 +32,9 @@ tally() {
 
 case $which in
 soak)
-	# Many cycles of start and stop, many deaths of the service, many
-	# histories of the fleet.
-	ABF_CYCLES=50 ABF_ROUNDS=40 try -run '^(TestNoGrowth|TestFaultKill)$' ./tests/e2e
+	# Many cycles of start, switch and stop, many deaths of the service, many
+	# sessions at once, many histories of the fleet.
+	ABF_CYCLES=200 ABF_ROUNDS=40 ABF_SESSIONS=20 try -run '^(TestNoGrowth|TestFaultKill|TestManyAtOnce)$' ./tests/e2e
 	ABF_RUN='^(TestTwentyDisplays|TestServiceDiesBeforeRelease)$' try -count=5 -run '^TestInRig$' ./runtime/stack
 	try -run '^(TestNoHope|TestRandom)$' ./internal/fleet -rapid.checks=1000
 	tally

@@ -356,14 +356,17 @@ func TestNothingExposed(t *testing.T) {
 	}
 }
 
-// TestNoGrowth protects a host that runs for months: cycles of start and stop
-// leave no process, socket, lock, scope, file, descriptor or memory behind.
+// TestNoGrowth protects a host that runs for months: cycles of start, switch and
+// stop leave no process, socket, lock, scope, file, descriptor or memory behind.
 func TestNoGrowth(t *testing.T) {
-	cycles := 10
+	cycles := 6
 	if n, err := strconv.Atoi(os.Getenv("ABF_CYCLES")); err == nil {
 		cycles = n
 	}
 	w := ready(t, rig.Options{Name: "growth"})
+	w.must("identity", "create", "other")
+	w.must("identity", "login", "other", "--url", siteURL+"/form")
+	w.must("identity", "save", "other")
 	count := func() [5]int {
 		var n [5]int
 		for i, f := range strings.Fields(w.sh(`systemctl --user list-units --all --plain --no-legend 'abfleet-*' | wc -l
@@ -379,6 +382,7 @@ func TestNoGrowth(t *testing.T) {
 	}
 	cycle := func() {
 		w.must("session", "use", "alpha", "work")
+		w.must("session", "use", "alpha", "other")
 		w.must("session", "stop", "alpha")
 	}
 	cycle()
@@ -562,5 +566,67 @@ func TestRefusals(t *testing.T) {
 	out, err := w.Sh(t.Context(), `abfleetd --listen-control /tmp/second.sock --listen-web 127.0.0.1:0 2>&1`)
 	if err == nil || !strings.Contains(out, string(fault.StateInUse)) {
 		t.Errorf("a second service: %v %s", err, out)
+	}
+}
+
+// TestManyAtOnce protects a host on which everybody comes at the same time: each
+// session gets a browser with a display and a profile of its own, and until its
+// turn comes it is shown where it is in the queue.
+func TestManyAtOnce(t *testing.T) {
+	many := 6
+	if n, err := strconv.Atoi(os.Getenv("ABF_SESSIONS")); err == nil {
+		many = n
+	}
+	w := ready(t, rig.Options{Name: "many"})
+	var asked sync.WaitGroup
+	for i := range many {
+		asked.Go(func() {
+			answer, err := w.abf("session", "use", fmt.Sprint("s", i), "work")
+			if err != nil || answer.Session.State != "controllable" {
+				t.Errorf("session s%d: %+v %v", i, answer.Session, err)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { asked.Wait(); close(done) }()
+	last := 0
+	for waiting := true; waiting; {
+		select {
+		case <-done:
+			waiting = false
+		default:
+			for _, s := range w.must("session", "list").Sessions {
+				last = max(last, s.Queued)
+			}
+		}
+	}
+	t.Logf("up to %d were queued", last)
+	if last == 0 {
+		t.Error("nobody was told of the queue")
+	}
+	for name, script := range map[string]string{
+		"profiles": `for p in $(pgrep -u "$(id -u)" -x chromium); do tr '\0' '\n' </proc/$p/cmdline | grep -o -e '--user-data-dir=/[^ ]*'; done 2>/dev/null`,
+		"displays": `for p in $(pgrep -u "$(id -u)" -x Xvnc); do tr '\0' '\n' </proc/$p/cmdline | grep -xE ':[0-9]+'; done`,
+	} {
+		if distinct := strings.Fields(w.sh(script + " | sort -u")); len(distinct) != many {
+			t.Errorf("%d sessions have %d %s: %v", many, len(distinct), name, distinct)
+		}
+	}
+	if pids := w.browserPIDs(); len(pids) != many {
+		t.Errorf("%d sessions have %d browsers", many, len(pids))
+	}
+	for i := range many {
+		asked.Go(func() {
+			if answer, err := w.abf("session", "release", fmt.Sprint("s", i), "--yes"); err != nil {
+				t.Errorf("release of s%d: %+v %v", i, answer.Session, err)
+			}
+		})
+	}
+	asked.Wait()
+	if pids := w.browserPIDs(); len(pids) > 0 {
+		t.Errorf("%d browsers are left", len(pids))
+	}
+	if prepared := w.must("identity", "status", "work").Identity.PreparedProfiles; prepared != many {
+		t.Errorf("%d profiles are free, want %d", prepared, many)
 	}
 }
