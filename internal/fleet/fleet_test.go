@@ -903,6 +903,48 @@ func TestMemoryQuarantine(t *testing.T) {
 	}
 }
 
+// TestObservationThatCannotBeStored protects everybody from a browser that a new
+// run can prove and not record: it is ended, as far as that is proven, and
+// never handed out on the old record.
+func TestObservationThatCannotBeStored(t *testing.T) {
+	for _, stops := range []bool{true, false} {
+		h := newTestHost(t)
+		s := h.start()
+		s.saved("a")
+		s.use("s", "a")
+		b := mustBrowser(t, s, "s")
+		s.end()
+		s = h.start()
+		fleet.FailStore(s.Fleet, func() error {
+			return fault.New(fault.NoSpace, "write fleet state", "Free space", "no space left on device")
+		})
+		if !stops {
+			h.rt.FailStop = func(string) error { return errors.New("populated") }
+		}
+		if err := s.Reconcile(t.Context()); err == nil {
+			t.Error("an observation that could not be stored is no error")
+		}
+		if left := len(h.rt.Remains()); (left == 0) != stops {
+			t.Errorf("it can be stopped: %v, %d are left running", stops, left)
+		}
+		if v, err := s.Session(t.Context(), "s"); err != nil || v.State != fleet.Quarantined || v.IdentityName != "a" {
+			t.Errorf("it can be stopped: %v, the session is %+v %v", stops, v, err)
+		}
+		if _, err := s.Browser(t.Context(), "s"); err == nil {
+			t.Error("it is handed out")
+		}
+		fleet.FailStore(s.Fleet, nil)
+		h.rt.FailStop = nil
+		if again := mustBrowser(t, s, "s"); again.Key() == b.Key() {
+			t.Error("what could not be recorded was kept")
+		}
+		if wrong := append(h.rt.Violations(), fleet.StoreInvariants(s.store)...); len(wrong) > 0 {
+			t.Error(wrong)
+		}
+		s.end()
+	}
+}
+
 // TestNothingLeaks protects the inside of the fleet: no view, no error and no
 // public event names it, whatever went wrong.
 func TestNothingLeaks(t *testing.T) {

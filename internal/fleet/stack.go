@@ -156,7 +156,7 @@ func (f *Fleet) settle(ctx context.Context, actor audit.Actor, instance string) 
 	if len(r.Value.Evidence) == 0 {
 		// The service died before the first role was recorded, and so before
 		// any was released.
-		return f.observed(actor, r, Observation{State: Stopped, Reason: "no role was released"})
+		return f.observed(ctx, actor, r, Observation{State: Stopped, Reason: "no role was released"})
 	}
 	// A Stack that this process never saw controllable gets one look: after
 	// a restart of the service nothing is taken on trust.
@@ -171,7 +171,7 @@ func (f *Fleet) settle(ctx context.Context, actor audit.Actor, instance string) 
 			}
 		}
 		if err == nil && (obs.State == Controllable || obs.State == Stopped) {
-			return f.observed(actor, r, obs)
+			return f.observed(ctx, actor, r, obs)
 		}
 		if ctx.Err() != nil {
 			return nil, gone(ctx, opReach, "nothing was changed", "Try again")
@@ -231,8 +231,19 @@ func (f *Fleet) releaseHeld(ctx context.Context, actor audit.Actor, instance str
 	return nil
 }
 
+// endUnrecorded ends a Stack whose truth the store could not take: it runs, and
+// nobody would know after this process. Until that is done, and stored, it is
+// quarantined in memory.
+func (f *Fleet) endUnrecorded(ctx context.Context, actor audit.Actor, instance string, ev Evidence, cause error) error {
+	if errors.Is(cause, store.ErrConflict) {
+		return cause // another operation has recorded it meanwhile
+	}
+	f.hold(instance, ev, cause)
+	return errors.Join(cause, f.releaseHeld(ctx, actor, instance))
+}
+
 // observed records an observation that proves something.
-func (f *Fleet) observed(actor audit.Actor, seen *runtime, obs Observation) (*runtime, error) {
+func (f *Fleet) observed(ctx context.Context, actor audit.Actor, seen *runtime, obs Observation) (*runtime, error) {
 	fact := facts{proof: obs.State == Controllable, vacant: obs.State == Stopped}
 	if fact.proof && seen.Value.State == Controllable && f.isProven(seen) {
 		return seen, nil
@@ -261,6 +272,9 @@ func (f *Fleet) observed(actor audit.Actor, seen *runtime, obs Observation) (*ru
 		}
 		return tx.Audit(event(actor, r, audit.SessionEnded, audit.LoginEnded, "%s ended: %s", what(r), describeExit(obs.Exit)))
 	})
+	if err != nil && fact.proof {
+		return nil, f.endUnrecorded(ctx, actor, seen.Key, seen.Value.Evidence, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +302,7 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 		return tx.Audit(e)
 	})
 	if err != nil {
-		return nil, err
+		return nil, f.endUnrecorded(ctx, actor, seen.Key, seen.Value.Evidence, err)
 	}
 	report, serr := f.stopStack(ctx, r.Value.Evidence, "cleanup: "+obs.Reason)
 	exit := obs.Exit
@@ -406,9 +420,7 @@ func (f *Fleet) start(ctx context.Context, actor audit.Actor, op, instance, sess
 		return tx.Audit(event(actor, r, audit.SessionStarted, audit.LoginStarted, "%s was started", what(r)))
 	})
 	if err != nil {
-		// It runs, and nobody will know after this process: end it.
-		f.hold(instance, ev, err)
-		return nil, errors.Join(err, f.releaseHeld(ctx, actor, instance))
+		return nil, f.endUnrecorded(ctx, actor, instance, ev, err)
 	}
 	f.setProven(done)
 	return done, nil
