@@ -175,9 +175,9 @@ func runUnder[T any](ctx context.Context, f *Fleet, op string, lock func(context
 	go func() {
 		defer f.busy.Done()
 		defer unlock()
-		ctx, cancel := context.WithTimeout(f.work, operationTimeout)
+		work, cancel := context.WithTimeout(f.work, operationTimeout)
 		defer cancel()
-		value, err := fn(ctx)
+		value, err := fn(carried{work, ctx})
 		done <- result{value, err}
 	}()
 	select {
@@ -186,6 +186,19 @@ func runUnder[T any](ctx context.Context, f *Fleet, op string, lock func(context
 	case <-ctx.Done():
 		return zero, gone(ctx, op, "the operation goes on in the background", "Ask for the status before you try again")
 	}
+}
+
+// carried is a context that has the values of another one, too.
+type carried struct {
+	context.Context
+	values context.Context
+}
+
+func (c carried) Value(key any) any {
+	if v := c.Context.Value(key); v != nil {
+		return v // among them, what cancels it
+	}
+	return c.values.Value(key)
 }
 
 // gone is the error for a caller whose context ended.

@@ -298,8 +298,8 @@ func TestRestart(t *testing.T) {
 	wantCode(t, "restart of no session", err, fault.SessionNotFound)
 }
 
-// TestQueue protects who waits for a processor: the wait is seen, in order, and
-// ends with its deadline.
+// TestQueue protects who waits for a processor: everybody gets a turn, in order,
+// and the place is shown, and told to who asks.
 func TestQueue(t *testing.T) {
 	h := newTestHost(t)
 	s := h.start()
@@ -312,9 +312,14 @@ func TestQueue(t *testing.T) {
 		return nil
 	}
 	done := make(chan error, 4)
+	told := make(chan int, 10)
 	begin := func(session string) {
+		ctx := t.Context()
+		if session == "s3" {
+			ctx = fleet.WithProgress(ctx, func(place int) { told <- place })
+		}
 		go func() {
-			_, err := s.UseIdentity(t.Context(), agent, session, "a")
+			_, err := s.UseIdentity(ctx, agent, session, "a")
 			done <- err
 		}()
 	}
@@ -339,6 +344,11 @@ func TestQueue(t *testing.T) {
 		release <- struct{}{}
 		if got := <-entered; got != next {
 			t.Errorf("%s was started before %s", got, next)
+		}
+		if next == "s2" {
+			if first, then := <-told, <-told; first != 2 || then != 1 {
+				t.Errorf("s3 was told of place %d, then of %d", first, then)
+			}
 		}
 	}
 	close(release)

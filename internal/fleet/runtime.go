@@ -27,8 +27,8 @@ type Runtime interface {
 	// fault.UncleanExit.
 	CaptureSnapshot(ctx context.Context, profileDir, snapshotDir string) error
 
-	// RemoveTree removes a directory that no Stack uses. One that is absent
-	// is no error.
+	// RemoveTree removes a directory that no Stack uses; a profile in use is
+	// refused with fault.ProfileBusy. One that is absent is no error.
 	RemoveTree(ctx context.Context, dir string) error
 
 	// Sweep finishes or undoes what a crash left of the three calls above and

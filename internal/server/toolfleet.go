@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 
 	"abfleet/internal/audit"
 	"abfleet/internal/auth"
@@ -42,18 +43,30 @@ func (f ToolFleet) UseIdentity(ctx context.Context, session, ref string) (tools.
 	if err != nil {
 		return tools.Binding{}, err
 	}
-	view, err := f.Fleet.UseIdentity(ctx, actor, session, ref)
+	view, err := f.Fleet.UseIdentity(queueing(ctx), actor, session, ref)
 	return tools.Binding{Identity: view.IdentityID}, err
 }
 
 // Browser returns the Session Browser, started again when it died.
 func (f ToolFleet) Browser(ctx context.Context, session string) (tools.Browser, error) {
-	browser, err := f.Fleet.Browser(ctx, session)
+	browser, err := f.Fleet.Browser(queueing(ctx), session)
 	if err != nil {
 		// Not browser itself: an interface that holds a nil pointer is not nil.
 		return nil, err
 	}
 	return browser, nil
+}
+
+// queueing has a client that asked for progress be told of its place in the
+// queue of starts.
+func queueing(ctx context.Context) context.Context {
+	tell := tools.Progress(ctx)
+	if tell == nil {
+		return ctx
+	}
+	return fleet.WithProgress(ctx, func(place int) {
+		tell(fmt.Sprintf("Waiting for a processor: start %d in the queue", place))
+	})
 }
 
 // Operate keeps the Session Browser from being released.

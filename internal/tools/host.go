@@ -182,7 +182,7 @@ func (h *Host) run(ctx context.Context, t Tool, req *mcp.CallToolRequest) (resul
 	if err == nil {
 		c.Caller, c.session = caller, h.enter(caller.Session)
 		defer h.leave(caller.Session, c.session)
-		err = t.Run(ctx, c)
+		err = t.Run(withProgress(ctx, req), c)
 		c.acted = c.acted || err == nil && c.began
 	}
 	if ferr := c.finish(ctx, err != nil); err == nil {

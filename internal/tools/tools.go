@@ -6,6 +6,7 @@ package tools
 import (
 	"context"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -97,6 +98,32 @@ type Options struct {
 	SnapshotBytes int
 	// Now is the clock for file names and deadlines' texts; nil is time.Now.
 	Now func() time.Time
+}
+
+type progressKey struct{}
+
+// Progress returns how a call under ctx tells its client what it waits for, nil
+// for a client that did not ask for that.
+func Progress(ctx context.Context) func(text string) {
+	tell, _ := ctx.Value(progressKey{}).(func(string))
+	return tell
+}
+
+// withProgress is ctx for a call whose client may have asked for progress.
+func withProgress(ctx context.Context, req *mcp.CallToolRequest) context.Context {
+	token := req.Params.GetProgressToken()
+	if token == nil || req.Session == nil {
+		return ctx
+	}
+	var mu sync.Mutex
+	told := 0.0
+	return context.WithValue(ctx, progressKey{}, func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		told++
+		// A client that hangs up ends the call; there is nobody else to tell.
+		_ = req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: told, Message: text})
+	})
 }
 
 type callerKey struct{}

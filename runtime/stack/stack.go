@@ -147,7 +147,12 @@ func (r *Runtime) CreateProfile(_ context.Context, dir string) error {
 }
 
 // RemoveTree deletes a Profile or a Template Snapshot.
-func (r *Runtime) RemoveTree(ctx context.Context, dir string) error { return profile.Remove(ctx, dir) }
+func (r *Runtime) RemoveTree(ctx context.Context, dir string) error {
+	if pid, what, held := r.verifier.ProfileHolder(dir, dir+".lock"); held {
+		return fault.New(fault.ProfileBusy, "remove profile", "end that process; nothing was signalled and nothing removed", "it is held by %s (pid %d)", what, pid)
+	}
+	return profile.Remove(ctx, dir)
+}
 
 // Sweep finishes or undoes what a crash left half done among the trees in dir.
 func (r *Runtime) Sweep(_ context.Context, dir string) error { return profile.Sweep(dir) }

@@ -589,6 +589,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { asked.Wait(); close(done) }()
+	// One of them is an agent, which comes last.
+	told, asking := "", false
 	last := 0
 	for waiting := true; waiting; {
 		select {
@@ -598,12 +600,28 @@ func TestManyAtOnce(t *testing.T) {
 			for _, s := range w.must("session", "list").Sessions {
 				last = max(last, s.Queued)
 			}
+			if last > 0 && !asking {
+				asking = true
+				asked.Go(func() {
+					var err error
+					told, err = w.agent("agent").post(t.Context(), map[string]any{"id": 1, "method": "tools/call", "params": map[string]any{
+						"name": "agent_browser_use_identity", "arguments": map[string]any{"identity_id": "work"}, "_meta": map[string]any{"progressToken": "p"},
+					}})
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
 		}
 	}
 	t.Logf("up to %d were queued", last)
 	if last == 0 {
-		t.Error("nobody was told of the queue")
+		t.Error("nobody was shown the queue")
 	}
+	if !strings.Contains(told, "notifications/progress") || !strings.Contains(told, "in the queue") || !strings.Contains(told, "session_browser_ready") {
+		t.Errorf("the agent was told: %s", told)
+	}
+	many++
 	for name, script := range map[string]string{
 		"profiles": `for p in $(pgrep -u "$(id -u)" -x chromium); do tr '\0' '\n' </proc/$p/cmdline | grep -o -e '--user-data-dir=/[^ ]*'; done 2>/dev/null`,
 		"displays": `for p in $(pgrep -u "$(id -u)" -x Xvnc); do tr '\0' '\n' </proc/$p/cmdline | grep -xE ':[0-9]+'; done`,
@@ -615,10 +633,10 @@ func TestManyAtOnce(t *testing.T) {
 	if pids := w.browserPIDs(); len(pids) != many {
 		t.Errorf("%d sessions have %d browsers", many, len(pids))
 	}
-	for i := range many {
+	for _, s := range w.must("session", "list").Sessions {
 		asked.Go(func() {
-			if answer, err := w.abf("session", "release", fmt.Sprint("s", i), "--yes"); err != nil {
-				t.Errorf("release of s%d: %+v %v", i, answer.Session, err)
+			if answer, err := w.abf("session", "release", s.Session, "--yes"); err != nil {
+				t.Errorf("release of %s: %+v %v", s.Session, answer.Session, err)
 			}
 		})
 	}

@@ -220,6 +220,9 @@ func (c *contract) snapshot() {
 	if err := c.rt.CaptureSnapshot(c.ctx, dir, snapshot); err == nil {
 		c.Error("a running profile was captured")
 	}
+	if err := c.rt.RemoveTree(c.ctx, dir); fault.CodeOf(err) != fault.ProfileBusy {
+		c.Errorf("removal of a running profile: %v", err)
+	}
 	c.observe(ev, fleet.Controllable)
 	c.stop(ev)
 	c.must(c.rt.CaptureSnapshot(c.ctx, dir, snapshot))

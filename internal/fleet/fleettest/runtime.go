@@ -183,6 +183,7 @@ func (r *Runtime) RemoveTree(ctx context.Context, dir string) error {
 	return r.treeStep(ctx, "remove tree", dir, func() error {
 		if i := r.busy(dir); i != "" {
 			r.violation("%s is removed while %s runs on it", dir, i)
+			return fault.New(fault.ProfileBusy, "remove profile", "Stop the browser first", "%s is used by %s", dir, i)
 		}
 		delete(r.trees, dir)
 		return nil
