@@ -32,7 +32,12 @@ const (
 	ManagerUser   = "user"
 	ManagerSystem = "system"
 
-	DisplayXvnc = "xvnc"
+	DisplayXvnc = "xvnc" // X server and VNC server in one
+	DisplayXvfb = "xvfb" // an X server and a VNC server beside it
+	DisplayNone = "none" // headless: nothing to see or operate but the page
+
+	CDPPipe = "pipe" // the browser is driven over its pipe alone
+	CDPPort = "port" // it also listens on a loopback port
 
 	SnapshotFile   = "file"   // a page snapshot in a tool answer may be a link to a file
 	SnapshotInline = "inline" // it is always in the answer itself
@@ -71,16 +76,21 @@ type Config struct {
 	Manager string
 
 	// Display is the display role, ScreenWidth and ScreenHeight its size in
-	// pixels.
+	// pixels, or that of the window of a browser without one.
 	Display      string
 	ScreenWidth  int
 	ScreenHeight int
 	// Stealth keeps navigator.webdriver false.
 	Stealth bool
+	// CDP is "pipe" or "port".
+	CDP string
 
-	// Chromium, Xvnc and RoleHelper are the programs of a Stack.
+	// The programs of a Stack. Xvnc is used with its display, Xvfb and X11vnc with
+	// theirs.
 	Chromium   string
 	Xvnc       string
+	Xvfb       string
+	X11vnc     string
 	RoleHelper string
 
 	// StartTimeout bounds the start of a Stack, StopTimeout its clean stop, also
@@ -108,6 +118,7 @@ type file struct {
 	Manager      *string   `toml:"manager"`
 	Display      *string   `toml:"display"`
 	Stealth      *bool     `toml:"stealth"`
+	CDP          *string   `toml:"cdp"`
 	StartTimeout *duration `toml:"start_timeout"`
 	StopTimeout  *duration `toml:"stop_timeout"`
 	IdleExit     *duration `toml:"idle_exit"`
@@ -118,6 +129,8 @@ type file struct {
 	Programs struct {
 		Chromium   *string `toml:"chromium"`
 		Xvnc       *string `toml:"xvnc"`
+		Xvfb       *string `toml:"xvfb"`
+		X11vnc     *string `toml:"x11vnc"`
 		RoleHelper *string `toml:"role_helper"`
 	} `toml:"programs"`
 	Web struct {
@@ -194,8 +207,11 @@ func (f *file) values() (*Config, error) {
 		ScreenWidth:  or(f.Screen.Width, 1280),
 		ScreenHeight: or(f.Screen.Height, 800),
 		Stealth:      or(f.Stealth, true),
+		CDP:          or(f.CDP, CDPPipe),
 		Chromium:     or(f.Programs.Chromium, "/usr/lib/chromium/chromium"),
 		Xvnc:         or(f.Programs.Xvnc, "/usr/bin/Xvnc"),
+		Xvfb:         or(f.Programs.Xvfb, "/usr/bin/Xvfb"),
+		X11vnc:       or(f.Programs.X11vnc, "/usr/bin/x11vnc"),
 		StartTimeout: or(f.StartTimeout, duration{45 * time.Second}).Duration,
 		StopTimeout:  or(f.StopTimeout, duration{leastStop}).Duration,
 		IdleExit:     or(f.IdleExit, duration{10 * time.Minute}).Duration,
@@ -267,7 +283,8 @@ func (c *Config) checkValues() error {
 		allowed    []string
 	}{
 		{"manager", c.Manager, []string{ManagerUser, ManagerSystem}},
-		{"display", c.Display, []string{DisplayXvnc}},
+		{"display", c.Display, []string{DisplayXvnc, DisplayXvfb, DisplayNone}},
+		{"cdp", c.CDP, []string{CDPPipe, CDPPort}},
 		{"tools.snapshot", c.Snapshot, []string{SnapshotFile, SnapshotInline}},
 	} {
 		if !slices.Contains(e.allowed, e.value) {
@@ -297,6 +314,7 @@ func (c *Config) checkValues() error {
 	}
 	for _, p := range []struct{ key, value string }{
 		{"programs.chromium", c.Chromium}, {"programs.xvnc", c.Xvnc},
+		{"programs.xvfb", c.Xvfb}, {"programs.x11vnc", c.X11vnc},
 		{"programs.role_helper", c.RoleHelper},
 	} {
 		if !filepath.IsAbs(p.value) {

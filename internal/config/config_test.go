@@ -41,7 +41,7 @@ func TestDefaults(t *testing.T) {
 	want := Config{
 		Home: "/home/tester/.local/state/abfleet", RuntimeDir: "/run/user/1500/abfleet", TmpRoot: "/home/tester/.local/state/abfleet/tmp",
 		Socket: "/run/user/1500/abfleet/control.sock", UnitPrefix: "abfleet", Manager: "user", Display: "xvnc", ScreenWidth: 1280, ScreenHeight: 800,
-		Stealth: true, Chromium: "/usr/lib/chromium/chromium", Xvnc: "/usr/bin/Xvnc",
+		Stealth: true, CDP: "pipe", Chromium: "/usr/lib/chromium/chromium", Xvnc: "/usr/bin/Xvnc", Xvfb: "/usr/bin/Xvfb", X11vnc: "/usr/bin/x11vnc",
 		RoleHelper: filepath.Join(filepath.Dir(exe), "abfleet-role"), StartTimeout: 45 * time.Second, StopTimeout: 20 * time.Second,
 		IdleExit: 10 * time.Minute, WebListen: "127.0.0.1:0", Snapshot: "file",
 	}
@@ -76,7 +76,8 @@ tmp_dir = "/var/x"
 socket = "/run/x.sock"
 unit_prefix = "demo"
 manager = "system"
-display = "xvnc"
+display = "xvfb"
+cdp = "port"
 stealth = false
 start_timeout = "1m"
 stop_timeout = "2m"
@@ -87,6 +88,8 @@ height = 1080
 [programs]
 chromium = "/a"
 xvnc = "/b"
+xvfb = "/e"
+x11vnc = "/f"
 role_helper = "/d"
 [web]
 listen = "[::1]:7411"
@@ -97,8 +100,8 @@ snapshot = "inline"
 		t.Fatal(err)
 	}
 	want := Config{
-		File: c.File, Home: "/srv/state", RuntimeDir: "/run/x", TmpRoot: "/var/x", Socket: "/run/x.sock", UnitPrefix: "demo", Manager: "system", Display: "xvnc",
-		ScreenWidth: 1920, ScreenHeight: 1080, Chromium: "/a", Xvnc: "/b", RoleHelper: "/d",
+		File: c.File, Home: "/srv/state", RuntimeDir: "/run/x", TmpRoot: "/var/x", Socket: "/run/x.sock", UnitPrefix: "demo", Manager: "system", Display: "xvfb",
+		ScreenWidth: 1920, ScreenHeight: 1080, CDP: "port", Chromium: "/a", Xvnc: "/b", Xvfb: "/e", X11vnc: "/f", RoleHelper: "/d",
 		StartTimeout: time.Minute, StopTimeout: 2 * time.Minute, WebListen: "[::1]:7411", Snapshot: "inline",
 	}
 	if *c != want {

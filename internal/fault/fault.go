@@ -29,6 +29,8 @@ const (
 	SessionNotFound        Code = "session_not_found"        // no Identity is bound to this session
 	BrowserNotControllable Code = "browser_not_controllable" // the browser is not proven to be ours and answering
 	BrowserStopped         Code = "browser_stopped"          // the browser does not run; its next use starts it
+	ViewerUnavailable      Code = "viewer_unavailable"       // this fleet runs browsers without a display
+	EndpointUnsafe         Code = "endpoint_unsafe"          // an endpoint of the browser is missing, not its own, or open to others
 	BrowserStartFailed     Code = "browser_start_failed"     // Runtime Start Error: the browser did not become ready
 	BrowserStopUnproven    Code = "browser_stop_unproven"    // something of the browser may still be there
 	ProfileBusy            Code = "profile_busy"             // another process holds the Profile

@@ -40,10 +40,10 @@ func Unredacted(err error) error {
 	return err
 }
 
-var address = regexp.MustCompile(`(?i)\b(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+`)
+var address = regexp.MustCompile(`(?i)(\b127\.\d+\.\d+\.\d+|\b0\.0\.0\.0|\blocalhost|\[::1?\]):\d+`)
 
 // redact removes what belongs to the inside of the fleet from a text: paths of
-// its directories, instances, unit names, Profile ids, loopback addresses.
+// its directories, instances, unit names, Profile ids, addresses of this host.
 func (f *Fleet) redact(text string, r *runtime) string {
 	secret := []string{f.cfg.Home, f.cfg.RuntimeDir, f.cfg.TmpRoot, f.cfg.UnitPrefix + ".slice", profilePrefix}
 	if r != nil {

@@ -72,7 +72,8 @@ type Runtime interface {
 	// first. The connection carries raw NUL-delimited CDP messages.
 	OpenCDP(ctx context.Context, ev Evidence) (net.Conn, error)
 
-	// OpenViewer connects to the display of a Stack in the same way.
+	// OpenViewer connects to the display of a Stack in the same way. One that has
+	// none is fault.ViewerUnavailable, which no waiting changes.
 	OpenViewer(ctx context.Context, ev Evidence) (Viewer, error)
 }
 

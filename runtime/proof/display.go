@@ -120,12 +120,17 @@ func displayFree(n int, c Claim) error {
 }
 
 // notOf reports whether a process is proven not to be the Claim's display server:
-// the Claim has a record of that server, which this is not, and it neither holds
-// the Claim's root file open, which a Role never lets go of, nor serves VNC on a
-// socket of the Claim's, nor is in its slice. All of it is read while a pidfd says
-// that the process has not ended. What cannot be read proves nothing.
+// the Claim has a record of that server, and this is a stranger.
 func notOf(c Claim, pid int) bool {
-	if c.Instance == "" || c.Root == "" || c.Slice == "" || !slices.ContainsFunc(c.Generations, func(g Generation) bool { return g.Display > 0 }) {
+	return slices.ContainsFunc(c.Generations, func(g Generation) bool { return g.Display > 0 }) && stranger(c, pid)
+}
+
+// stranger reports whether a process is proven to be none of the Claim's: no
+// recorded one, without its root file open, without a place in its slice, and
+// with nothing of its on the command line. All of it is read while a pidfd says
+// that the process has not ended. What cannot be read proves nothing.
+func stranger(c Claim, pid int) bool {
+	if c.Instance == "" || c.Root == "" || c.Slice == "" {
 		return false
 	}
 	fd, err := pidfdOpen(pid)
@@ -155,7 +160,7 @@ func notOf(c Claim, pid int) bool {
 		return false
 	}
 	sockets, roots, _ := c.evidence()
-	return rootAmong(files, roots) == "" && !slices.Contains(sockets, rfbPath(args)) && running(fd, pid) == nil
+	return rootAmong(files, roots) == "" && ofInstance(args, sockets, roots) == "" && running(fd, pid) == nil
 }
 
 // ClearDisplay removes the X lock and the X socket that the dead process deadPID

@@ -51,8 +51,12 @@ type Generation struct {
 	// Root is the path of the Instance's runtime-root evidence file.
 	Root string `json:"root"`
 	// Sockets are paths of the unix sockets that this Role listens on. For the
-	// display Role they include the one given to -rfbunixpath.
+	// vnc Role, and for a display Role that serves VNC itself, they include the
+	// one that VNC is served on.
 	Sockets []string `json:"sockets,omitempty"`
+	// Listener is the TCP address that the browser listens on beside its
+	// debugging pipe, "" for none. It is recorded with the browser.
+	Listener string `json:"listener,omitempty"`
 }
 
 // incomplete returns what is missing for the Generation to prove anything.
@@ -60,7 +64,7 @@ func (g Generation) incomplete() string {
 	switch {
 	case g.Instance == "":
 		return "instance"
-	case g.Role != RoleDisplay && g.Role != RoleChromium:
+	case g.Role != RoleDisplay && g.Role != RoleVNC && g.Role != RoleChromium:
 		return "role"
 	case g.Number == 0:
 		return "generation"
@@ -80,9 +84,9 @@ func (g Generation) incomplete() string {
 		return "browser"
 	case !filepath.IsAbs(g.Root):
 		return "root"
-	case g.Role == RoleDisplay && g.Display <= 0:
+	case g.Role != RoleChromium && g.Display <= 0:
 		return "display"
-	case g.Role == RoleDisplay && len(g.Sockets) == 0:
+	case g.Role == RoleVNC && len(g.Sockets) == 0:
 		return "socket"
 	case g.Role == RoleChromium && (!filepath.IsAbs(g.Profile) || !filepath.IsAbs(g.LockFile)):
 		return "profile"
@@ -109,8 +113,8 @@ func (m Member) complete() bool {
 }
 
 // contradicts returns the first field in which two records of one Generation
-// differ. A browser may be known to one of them only: it is recorded later than
-// the rest, and a crash may lie between the two writes.
+// differ. A browser and its listener may be known to one of them only: they are
+// recorded later than the rest, and a crash may lie between the two writes.
 func (g Generation) contradicts(o Generation) string {
 	switch {
 	case g.Instance != o.Instance:
@@ -137,6 +141,8 @@ func (g Generation) contradicts(o Generation) string {
 		return "display"
 	case g.Root != o.Root:
 		return "root"
+	case g.Listener != "" && o.Listener != "" && g.Listener != o.Listener:
+		return "listener"
 	}
 	return ""
 }

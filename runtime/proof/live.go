@@ -15,8 +15,9 @@ import (
 // Verifier makes Live and Vacant. Units is required; the programs are paths as
 // configured, for installations where they have unusual names.
 type Verifier struct {
-	Units                     *unit.Manager
-	Display, Chromium, Helper string
+	Units                 *unit.Manager
+	Displays              []string // of the display Role, whichever is in use now
+	VNC, Chromium, Helper string
 }
 
 // Live proves that the leader of a Generation runs and is ours. It holds pidfds,
@@ -407,6 +408,9 @@ func (v *Verifier) checkBrowser(g Generation, m Member, pidfd int, strict bool) 
 		return err
 	}
 	if err := rootEvidence(m.PID, g.Root); err != nil {
+		return err
+	}
+	if err := listenerUncontradicted(m.PID, g.Listener); err != nil {
 		return err
 	}
 	return running(pidfd, m.PID)

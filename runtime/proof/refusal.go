@@ -55,6 +55,8 @@ const (
 	ParentDiffers Reason = "parent_differs"
 	// SingletonDiffers: the Profile's SingletonLock does not name the browser.
 	SingletonDiffers Reason = "singleton_differs"
+	// ListenerDiffers: another process listens on the recorded TCP address.
+	ListenerDiffers Reason = "listener_differs"
 	// NoBrowser: no browser member is known.
 	NoBrowser Reason = "no_browser"
 	// Closed: the Live was closed.
@@ -87,7 +89,7 @@ const (
 	DisplayLockDiffers Reason = "display_lock_differs"
 	// DisplayBusy: an X server is just taking the display number.
 	DisplayBusy Reason = "display_busy"
-	// ListenerLive: somebody listens on a socket of ours.
+	// ListenerLive: somebody listens on a socket of ours, or on our TCP address.
 	ListenerLive Reason = "listener_live"
 )
 

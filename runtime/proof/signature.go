@@ -12,24 +12,42 @@ import (
 // Base names of the programs behind the Roles. Programs are told by /proc/PID/exe
 // and never by their command line alone, which a program may rewrite.
 var (
-	displayPrograms = []string{"Xvnc", "Xtigervnc"}
+	displayPrograms = []string{"Xvnc", "Xtigervnc", "Xvfb"}
+	vncPrograms     = []string{"x11vnc"}
 	browserPrograms = []string{"chromium", "chrome", "chromium-browser"}
 	helperPrograms  = []string{"abfleet-role"}
 )
 
-// isProgram reports whether exe is one of the names or the base name of the
+// isProgram reports whether exe is one of the names or the base name of a
 // configured program.
-func isProgram(exe string, names []string, configured string) bool {
+func isProgram(exe string, names []string, configured ...string) bool {
 	if slices.Contains(names, exe) {
 		return true
 	}
-	if configured == "" {
-		return false
+	for _, program := range configured {
+		if program == "" {
+			continue
+		}
+		if real, err := filepath.EvalSymlinks(program); err == nil {
+			program = real
+		}
+		if exe == filepath.Base(program) {
+			return true
+		}
 	}
-	if real, err := filepath.EvalSymlinks(configured); err == nil {
-		configured = real
+	return false
+}
+
+// serves reports whether exe is a program that the leader of a Role becomes. The
+// leader of the chromium Role stays the helper.
+func (v *Verifier) serves(role, exe string) bool {
+	switch role {
+	case RoleDisplay:
+		return isProgram(exe, displayPrograms, v.Displays...)
+	case RoleVNC:
+		return isProgram(exe, vncPrograms, v.VNC)
 	}
-	return exe == filepath.Base(configured)
+	return false
 }
 
 // leaderSignature checks that a process looks like the leader of its Role. A
@@ -44,7 +62,7 @@ func (v *Verifier) leaderSignature(g Generation) error {
 	if isProgram(exe, helperPrograms, v.Helper) {
 		return nil
 	}
-	if g.Role != RoleDisplay || !isProgram(exe, displayPrograms, v.Display) {
+	if !v.serves(g.Role, exe) {
 		return refuse(SignatureDiffers, "process %d runs %s, which is no leader of role %s", pid, exe, g.Role)
 	}
 	args, err := readArgs(pid)
@@ -54,21 +72,41 @@ func (v *Verifier) leaderSignature(g Generation) error {
 	if token := ":" + strconv.Itoa(g.Display); !slices.Contains(args, token) {
 		return refuse(SignatureDiffers, "process %d does not serve display %s", pid, token)
 	}
-	if rfb := rfbPath(args); !slices.Contains(g.Sockets, rfb) {
+	// A display without sockets is one that has a VNC server beside it.
+	if rfb := rfbPath(args); (rfb != "" || len(g.Sockets) > 0) && !slices.Contains(g.Sockets, rfb) {
 		return refuse(SignatureDiffers, "process %d serves VNC on %q, which is not recorded", pid, rfb)
 	}
 	return nil
 }
 
-// rfbPath returns the value of -rfbunixpath on an Xvnc command line, or "".
+// rfbPath returns the path of the socket that the command line of an Xvnc or an
+// x11vnc has it serve VNC on, or "".
 func rfbPath(args []string) string {
 	for i, arg := range args {
-		if arg == "-rfbunixpath" && i+1 < len(args) {
+		if (arg == "-rfbunixpath" || arg == "-unixsock") && i+1 < len(args) {
 			return args[i+1]
 		}
 		if path, ok := strings.CutPrefix(arg, "-rfbunixpath="); ok {
 			return path
 		}
+	}
+	return ""
+}
+
+// ofInstance returns the path by which the command line of a display or VNC
+// server shows that it is the Instance's, or "": that of its VNC socket, or of an
+// X authority beside the Instance's root file.
+func ofInstance(args, sockets, roots []string) string {
+	if rfb := rfbPath(args); rfb != "" && slices.Contains(sockets, rfb) {
+		return rfb
+	}
+	i := slices.Index(args, "-auth")
+	if i < 0 || i+1 >= len(args) {
+		return ""
+	}
+	auth := args[i+1]
+	if slices.ContainsFunc(roots, func(root string) bool { return filepath.Dir(root) == filepath.Dir(auth) }) {
+		return auth
 	}
 	return ""
 }

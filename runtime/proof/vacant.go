@@ -75,6 +75,11 @@ func (v *Verifier) checkVacant(ctx context.Context, c Claim) error {
 			return err
 		}
 	}
+	for _, addr := range c.listeners() {
+		if err := notServed(addr, c); err != nil {
+			return err
+		}
+	}
 	for _, n := range displays {
 		if err := displayFree(n, c); err != nil {
 			return err
@@ -257,16 +262,16 @@ func (v *Verifier) usesProfile(pid int, profile string) string {
 // hasRole says why a process is taken for a Role of this Instance, or "".
 func (v *Verifier) hasRole(pid int, sockets, roots []string) string {
 	name, args, guessed := program(pid)
-	display := isProgram(name, displayPrograms, v.Display)
-	if !display && !isProgram(name, helperPrograms, v.Helper) && !isProgram(name, browserPrograms, v.Chromium) {
+	server := v.serves(RoleDisplay, name) || v.serves(RoleVNC, name)
+	if !server && !isProgram(name, helperPrograms, v.Helper) && !isProgram(name, browserPrograms, v.Chromium) {
 		return ""
 	}
-	if display {
+	if server {
 		if args == nil {
 			args, _ = readArgs(pid)
 		}
-		if rfb := rfbPath(args); rfb != "" && slices.Contains(sockets, rfb) && alive(pid) {
-			return fmt.Sprintf("runs %s on %s", name, rfb)
+		if path := ofInstance(args, sockets, roots); path != "" && alive(pid) {
+			return fmt.Sprintf("runs %s on %s", name, path)
 		}
 	}
 	if guessed {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -20,9 +21,10 @@ import (
 type Chromium struct {
 	Program       string // the browser itself, not the distribution's shell wrapper, which costs 0.15 s
 	Profile       string // user data directory
-	Display       int    // X display number
+	Display       int    // X display number; 0 for a headless browser
 	Authority     string // path of the Xauthority file
 	Width, Height int    // pixels; the window fills the screen
+	Port          bool   // listen on a loopback port too, see DebuggingPort
 	Home          string // the user's home directory
 	TempDir       string // private, on disk, at most 60 characters: Chromium adds 45 for a socket
 	Stealth       bool   // keep navigator.webdriver false
@@ -50,7 +52,6 @@ func (c Chromium) Args() []string {
 		"--remote-debugging-pipe",
 		"--password-store=basic",
 		"--no-first-run", "--no-default-browser-check",
-		"--ozone-platform=x11",
 		"--window-position=0,0", fmt.Sprintf("--window-size=%d,%d", c.Width, c.Height),
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
 		"--disable-breakpad", "--disable-dev-shm-usage", "--metrics-recording-only", "--no-pings",
@@ -59,6 +60,15 @@ func (c Chromium) Args() []string {
 		// Without it, Chromium acknowledges and drops a press into a page whose
 		// first frame is not on the screen yet: the agent's click is lost.
 		"--allow-pre-commit-input",
+	}
+	if c.Display > 0 {
+		args = append(args, "--ozone-platform=x11")
+	} else {
+		args = append(args, "--headless=new", fmt.Sprintf("--screen-info={%dx%d}", c.Width, c.Height))
+	}
+	if c.Port {
+		// One of its own choice, which nobody can have taken before.
+		args = append(args, "--remote-debugging-port=0")
 	}
 	if c.Stealth {
 		args = append(args, "--disable-blink-features=AutomationControlled")
@@ -73,6 +83,40 @@ func (c Chromium) Args() []string {
 		}
 	}
 	return append(args, "--", url)
+}
+
+// portFile is where Chromium says which port it has chosen: the number on the
+// first line, the path of its browser websocket on the second.
+const portFile = "DevToolsActivePort"
+
+// ForgetPort removes what an earlier browser on the Profile said of its port.
+func ForgetPort(profile string) error {
+	err := os.Remove(filepath.Join(profile, portFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// DebuggingPort returns the port that the browser on the Profile has chosen. It
+// returns ErrNotReady while it has not said so.
+func DebuggingPort(profile string) (int, error) {
+	data, err := os.ReadFile(filepath.Join(profile, portFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	if err != nil {
+		return 0, err
+	}
+	line, path, whole := strings.Cut(string(data), "\n")
+	if !whole || !strings.HasPrefix(path, "/") {
+		return 0, fmt.Errorf("%w: %s is not whole", ErrNotReady, portFile)
+	}
+	port, err := strconv.ParseUint(line, 10, 16)
+	if err != nil || port == 0 {
+		return 0, fmt.Errorf("%s names the port %q", portFile, line)
+	}
+	return int(port), nil
 }
 
 // policyDir is where Chromium reads the machine's managed policies.
@@ -99,12 +143,10 @@ func warningsHidden() bool {
 // own, and with the system bus it hears logind's shutdown signal and quits
 // uncleanly before its holder is told to close it.
 func (c Chromium) Env() []string {
-	return []string{
+	env := []string{
 		"HOME=" + c.Home,
 		"PATH=/usr/local/bin:/usr/bin:/bin",
 		"LANG=C.UTF-8",
-		"DISPLAY=" + XDisplay(c.Display),
-		"XAUTHORITY=" + c.Authority,
 		"TMPDIR=" + c.TempDir,
 		// Crash reports would go to the user's own Chromium configuration.
 		"BREAKPAD_DUMP_LOCATION=" + c.TempDir,
@@ -112,6 +154,10 @@ func (c Chromium) Env() []string {
 		"DBUS_SYSTEM_BUS_ADDRESS=disabled:",
 		"NO_AT_BRIDGE=1",
 	}
+	if c.Display > 0 {
+		env = append(env, "DISPLAY="+XDisplay(c.Display), "XAUTHORITY="+c.Authority)
+	}
+	return env
 }
 
 // ChromiumNoise marks the lines in which Chromium complains, some thirty times

@@ -57,8 +57,36 @@ func (d Display) Args() []string {
 }
 
 // Env returns the whole environment of the role.
-func (d Display) Env() []string {
-	return []string{"HOME=" + d.Home, "PATH=/usr/bin:/bin", "LANG=C.UTF-8"}
+func (d Display) Env() []string { return serverEnv(d.Home) }
+
+// Xvfb describes an X server that shows its screen to nobody; an X11vnc does that
+// for it.
+type Xvfb struct {
+	Program       string // path of Xvfb
+	Number        int    // X display number, chosen as that of an Xvnc is
+	Width, Height int    // pixels
+	Authority     string // path of the Xauthority file
+	Home          string // directory given as HOME
+}
+
+// Args returns the command line.
+func (x Xvfb) Args() []string {
+	return []string{
+		x.Program, XDisplay(x.Number),
+		"-auth", x.Authority,
+		"-screen", "0", fmt.Sprintf("%dx%dx24", x.Width, x.Height),
+		"-nolisten", "local", "-nolisten", "tcp",
+		"-dpms", "-s", "0", "-noreset",
+	}
+}
+
+// Env returns the whole environment of the role.
+func (x Xvfb) Env() []string { return serverEnv(x.Home) }
+
+// serverEnv is the environment of a server that nothing but its command line
+// configures.
+func serverEnv(home string) []string {
+	return []string{"HOME=" + home, "PATH=/usr/bin:/bin", "LANG=C.UTF-8"}
 }
 
 // XDisplay returns the name of display n as X clients take it.
@@ -119,22 +147,31 @@ func XListens(ctx context.Context, n, pid int) error {
 		return err
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
+	peer, err := listenerOf(conn)
 	if err != nil {
-		return err
+		return fmt.Errorf("display %d: %w", n, err)
 	}
-	var peer *unix.Ucred
-	var perr error
-	if err := raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return err
-	}
-	if perr != nil {
-		return fmt.Errorf("display %d: who listens: %w", n, perr)
-	}
-	if int(peer.Pid) != pid {
-		return fmt.Errorf("%w: process %d listens on display %d", ErrNotReady, peer.Pid, n)
+	if peer != pid {
+		return fmt.Errorf("%w: process %d listens on display %d", ErrNotReady, peer, n)
 	}
 	return nil
+}
+
+// listenerOf returns the process that accepts on the other side of a path
+// socket, as the kernel recorded it when that began to listen.
+func listenerOf(conn net.Conn) (pid int, err error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
+		return 0, cerr
+	}
+	if err != nil {
+		return 0, fmt.Errorf("who listens: %w", err)
+	}
+	return int(peer.Pid), nil
 }
 
 // XReady makes an X connection with the cookie and reads the setup reply. It
@@ -167,13 +204,34 @@ func XReady(ctx context.Context, n int, cookie []byte) error {
 	return nil
 }
 
-// RFBReady reads the banner that a VNC server sends first.
-func RFBReady(ctx context.Context, socket string) error {
-	conn, err := dialUnix(ctx, socket)
+// DialRFB connects to a VNC server and returns the connection only if it is the
+// process pid that listens there.
+func DialRFB(ctx context.Context, socket string, pid int) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
+		return nil, err
+	}
+	peer, err := listenerOf(conn)
+	if err == nil && peer != pid {
+		err = fmt.Errorf("process %d listens on the VNC socket, not process %d", peer, pid)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// RFBReady reads the banner that a VNC server sends first. Another process than
+// pid on its socket is an error.
+func RFBReady(ctx context.Context, socket string, pid int) error {
+	conn, err := DialRFB(ctx, socket, pid)
+	if err = notReady(ctx, err); err != nil {
 		return err
 	}
 	defer conn.Close()
+	bound(ctx, conn)
 	banner, err := bufio.NewReader(io.LimitReader(conn, 12)).ReadString('\n')
 	if err != nil {
 		return fmt.Errorf("read VNC banner: %w", err)
@@ -189,18 +247,32 @@ func RFBReady(ctx context.Context, socket string) error {
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, fmt.Errorf("%w: %w", ErrNotReady, err)
+	if err = notReady(ctx, err); err != nil {
+		return nil, err
 	}
-	if t, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(t)
-	} else {
-		conn.SetDeadline(time.Now().Add(10 * time.Second))
-	}
+	bound(ctx, conn)
 	return conn, nil
+}
+
+// notReady makes ErrNotReady of a connection that the kernel refused.
+func notReady(ctx context.Context, err error) error {
+	var refused *net.OpError
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &refused):
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return err
+}
+
+// bound ends all reading and writing with the context's deadline.
+func bound(ctx context.Context, conn net.Conn) {
+	t, ok := ctx.Deadline()
+	if !ok {
+		t = time.Now().Add(10 * time.Second)
+	}
+	conn.SetDeadline(t)
 }
 
 // vncKey is the fixed key of the vncpasswd format. It hides a password from a

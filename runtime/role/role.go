@@ -6,5 +6,6 @@ package role
 // fields and audit records.
 const (
 	NameDisplay  = "display"
+	NameVNC      = "vnc"
 	NameChromium = "chromium"
 )

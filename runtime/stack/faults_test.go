@@ -354,12 +354,10 @@ func TestTwentyDisplays(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			browser, err := s.startDisplay(ctx)
-			if err != nil {
+			if err := s.startDisplay(ctx); err != nil {
 				t.Errorf("display %d: %v", i, err)
-				return
 			}
-			browser.abandon()
+			s.abandon()
 		})
 	}
 	wg.Wait()
@@ -390,7 +388,7 @@ func TestTwentyDisplays(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(lock)) != strconv.Itoa(foreign.Process.Pid) {
 		t.Errorf("the foreign server's lock: %q %v", lock, err)
 	}
-	if err := role.RFBReady(ctx, rfb); err != nil {
+	if err := role.RFBReady(ctx, rfb, foreign.Process.Pid); err != nil {
 		t.Errorf("the foreign server serves nobody any more: %v", err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 // longer to say its version is not controllable.
 const observeTimeout = 5 * time.Second
 
-// Observe says what is true of a recorded Stack now: controllable (both roles
+// Observe says what is true of a recorded Stack now: controllable (its roles
 // proven ours and answering on their private sockets), stopped (proven
 // vacant), ended (no process is left in the browser's scope, but something of
 // the Stack is), or unverified with the reason. Where systemd cannot be asked it
@@ -55,14 +55,19 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 }
 
 func (r *Runtime) controllable(ctx context.Context, e evidence) error {
-	if err := r.prove(ctx, e.Display); err != nil {
+	viewer, err := e.viewer()
+	if err != nil {
 		return err
 	}
-	if err := role.RFBReady(ctx, r.files(e.Instance).rfb()); err != nil {
-		return err
+	for _, g := range e.generations() {
+		if err := r.prove(ctx, g); err != nil {
+			return err
+		}
 	}
-	if err := r.prove(ctx, e.Chromium); err != nil {
-		return err
+	if viewer != nil {
+		if err := role.RFBReady(ctx, r.files(e.Instance).rfb(), viewer.Leader.PID); err != nil {
+			return err
+		}
 	}
 	conn, err := r.dialHolder(ctx, e)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package stack starts, observes and stops one Stack: the display and the
-// browser of one Instance, each a Role in a transient scope of its own. It is
+// Package stack starts, observes and stops one Stack: the display of one
+// Instance, if it has one, and its browser, each a Role in a transient scope of its own. It is
 // the Runtime that the fleet's use cases drive, and the only place where the
 // evidence they store is made and read.
 //
@@ -65,6 +65,26 @@ func (e evidence) generations() []*proof.Generation {
 	return slices.DeleteFunc(all, func(g *proof.Generation) bool { return g == nil })
 }
 
+// viewer is the role that serves the display to people, nil for a Stack that was
+// started without a display.
+func (e evidence) viewer() (*proof.Generation, error) {
+	switch {
+	case e.Chromium == nil:
+	case e.Display == nil:
+		if e.Chromium.Display == 0 {
+			return nil, nil
+		}
+	case e.VNC != nil:
+		return e.VNC, nil
+	case len(e.Display.Sockets) > 0:
+		return e.Display, nil
+	}
+	return nil, neverStarted
+}
+
+// neverStarted says that a Stack, whose start broke off, lacks a role.
+var neverStarted = fault.New(fault.BrowserNotControllable, "reach browser", "start it again", "a role of it was never started")
+
 func (e evidence) encode() fleet.Evidence {
 	b, err := json.Marshal(e)
 	if err != nil {
@@ -124,7 +144,7 @@ func New(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Runtime, e
 	}
 	return &Runtime{
 		cfg: cfg, log: log, units: m,
-		verifier:   &proof.Verifier{Units: m, Helper: cfg.RoleHelper, Display: cfg.Xvnc, Chromium: cfg.Chromium},
+		verifier:   &proof.Verifier{Units: m, Helper: cfg.RoleHelper, Displays: []string{cfg.Xvnc, cfg.Xvfb}, VNC: cfg.X11vnc, Chromium: cfg.Chromium},
 		peerCgroup: own.Path,
 		displays:   map[int]bool{},
 	}, nil
@@ -213,7 +233,15 @@ func (r *Runtime) OpenViewer(ctx context.Context, ev fleet.Evidence) (fleet.View
 	if err != nil {
 		return fleet.Viewer{}, err
 	}
-	if err := r.prove(ctx, e.Display); err != nil {
+	viewer, err := e.viewer()
+	if err != nil {
+		return fleet.Viewer{}, err
+	}
+	if viewer == nil {
+		return fleet.Viewer{}, fault.New(fault.ViewerUnavailable, "open viewer", "Set display in the configuration and restart the service and this browser",
+			"this fleet runs browsers without a display (display = %q)", config.DisplayNone)
+	}
+	if err := r.prove(ctx, viewer); err != nil {
 		return fleet.Viewer{}, err
 	}
 	f := r.files(e.Instance)
@@ -221,25 +249,27 @@ func (r *Runtime) OpenViewer(ctx context.Context, ev fleet.Evidence) (fleet.View
 	if err != nil {
 		return fleet.Viewer{}, fmt.Errorf("VNC password: %w", err)
 	}
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", f.rfb())
+	conn, err := role.DialRFB(ctx, f.rfb(), viewer.Leader.PID)
 	if err != nil {
 		return fleet.Viewer{}, err
 	}
 	return fleet.Viewer{Conn: conn, Password: password}, nil
 }
 
-// prove verifies a generation and lets go of the proof at once: opening a
-// socket needs no pidfd.
+// prove verifies a generation and what it listens on, and lets go of the proof
+// at once: opening a socket needs no pidfd.
 func (r *Runtime) prove(ctx context.Context, g *proof.Generation) error {
 	if g == nil {
-		return fault.New(fault.BrowserNotControllable, "reach browser", "start it again", "this role was never started")
+		return neverStarted
 	}
 	live, err := r.verifier.Live(ctx, *g)
 	if err == nil {
 		defer live.Close()
 		if g.Browser != nil {
 			_, err = live.Browser()
+		}
+		if err == nil {
+			err = endpoints(ctx, live)
 		}
 	}
 	return fault.Wrap(err, fault.BrowserNotControllable, "reach browser", "it is started again on its next use")

@@ -145,14 +145,24 @@ func TestStartStop(t *testing.T) {
 	}
 }
 
-// TestContract protects the use cases, whose own tests run on a fake: both the
-// fake and real Stacks keep the same promises.
+// TestContract protects the use cases, whose own tests run on a fake: the fake
+// and real Stacks keep the same promises, whatever display and debugging
+// transport they have.
 func TestContract(t *testing.T) {
 	rig.NeedInside(t)
-	fleettest.Contract(t, func(t *testing.T) (fleet.Runtime, string) {
-		w := newWorld(t)
-		return w.Runtime, w.cfg.Home
-	})
+	for _, b := range []struct{ display, cdp string }{
+		{config.DisplayXvnc, config.CDPPipe},
+		{config.DisplayXvfb, config.CDPPort},
+		{config.DisplayNone, config.CDPPipe},
+	} {
+		t.Run(b.display+" "+b.cdp, func(t *testing.T) {
+			fleettest.Contract(t, func(t *testing.T) fleettest.Subject {
+				w := newWorld(t)
+				w.cfg.Display, w.cfg.CDP = b.display, b.cdp
+				return fleettest.Subject{Runtime: w.Runtime, Dir: w.cfg.Home, Headless: b.display == config.DisplayNone}
+			})
+		})
+	}
 }
 
 // TestConfiguredBrowserHoldsItsProfile protects a Profile whose browser has a
@@ -189,7 +199,7 @@ func TestConfiguredBrowserHoldsItsProfile(t *testing.T) {
 		t.Errorf("a snapshot of a Profile in use: %v", err)
 	}
 	s := &starting{Runtime: r, req: fleet.StartRequest{Profile: dir}}
-	if err := s.startChromium(t.Context(), nil); !fault.Is(err, fault.ProfileBusy) {
+	if err := s.startChromium(t.Context()); !fault.Is(err, fault.ProfileBusy) {
 		t.Errorf("a start on a Profile in use: %v", err)
 	}
 	if _, _, ok := proof.ReadSingleton(dir); !ok {

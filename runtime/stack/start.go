@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/internal/safefs"
@@ -66,6 +67,9 @@ type starting struct {
 	req   fleet.StartRequest
 	files files
 	ev    evidence
+	// vnc and browser are what runs beside the display, nil until they are in
+	// their scopes. There is no vnc for a display that serves VNC itself.
+	vnc, browser *placed
 	// displayReady waits until a display that listens answers, X clients as
 	// well as viewers.
 	displayReady func(context.Context) error
@@ -74,9 +78,15 @@ type starting struct {
 // admit refuses, before anything is spawned, what would only fail later and
 // less clearly.
 func (s *starting) admit(ctx context.Context) error {
-	for _, p := range []struct{ path, pkg string }{
-		{s.cfg.Chromium, "chromium"}, {s.cfg.Xvnc, "tigervnc-standalone-server"}, {s.cfg.RoleHelper, "abfleet"},
-	} {
+	type program struct{ path, pkg string }
+	programs := []program{{s.cfg.Chromium, "chromium"}, {s.cfg.RoleHelper, "abfleet"}}
+	switch s.cfg.Display {
+	case config.DisplayXvnc:
+		programs = append(programs, program{s.cfg.Xvnc, "tigervnc-standalone-server"})
+	case config.DisplayXvfb:
+		programs = append(programs, program{s.cfg.Xvfb, "xvfb"}, program{s.cfg.X11vnc, "x11vnc"})
+	}
+	for _, p := range programs {
 		if err := role.CheckProgram(p.path, p.pkg); err != nil {
 			return err
 		}
@@ -105,11 +115,8 @@ func (s *starting) run(ctx context.Context) error {
 	}
 	cloned := make(chan error, 1)
 	go func() { cloned <- s.prepareProfile(ctx) }()
-	browser, displayErr := s.startDisplay(ctx)
-	if browser != nil {
-		defer browser.abandon()
-	}
-	if err := errors.Join(displayErr, <-cloned); err != nil {
+	defer s.abandon()
+	if err := errors.Join(s.startDisplay(ctx), <-cloned); err != nil {
 		return err
 	}
 	// The X server gets ready while the browser loads: what connects to it
@@ -124,7 +131,7 @@ func (s *starting) run(ctx context.Context) error {
 		}
 		display <- err
 	}()
-	err := s.startChromium(ctx, browser)
+	err := s.startChromium(ctx)
 	if err != nil {
 		cancel()
 	}
@@ -252,6 +259,16 @@ func (p *placed) abandon() {
 	p.child.Close()
 }
 
+// abandon lets go of what is placed beside the display.
+func (s *starting) abandon() {
+	for _, p := range []**placed{&s.vnc, &s.browser} {
+		if *p != nil {
+			(*p).abandon()
+			*p = nil
+		}
+	}
+}
+
 func (s *starting) record(ctx context.Context) error {
 	if s.req.Record == nil {
 		return nil
@@ -259,71 +276,105 @@ func (s *starting) record(ctx context.Context) error {
 	return s.req.Record(ctx, s.ev.encode())
 }
 
-// startDisplay has the display listen on a number that nobody has, and places
-// the browser beside it meanwhile.
-func (s *starting) startDisplay(ctx context.Context) (*placed, error) {
+// startDisplay has the display listen on a number that nobody has, places the
+// browser beside it meanwhile, and the VNC server of a display that has none.
+func (s *starting) startDisplay(ctx context.Context) error {
+	if s.cfg.Display == config.DisplayNone {
+		s.displayReady = func(context.Context) error { return nil }
+		return s.placeChromium(ctx, 0)
+	}
 	password := role.NewVNCPassword()
 	cookie := role.NewCookie()
 	if err := safefs.WriteFile(s.files.password(), role.VNCPasswordFile(password), 0o600); err != nil {
-		return nil, err
+		return err
 	}
 	number := 0
 	var last error
 	for try := range displayTries {
 		var err error
 		if number, err = s.takeDisplay(number); err != nil {
-			return nil, err
+			return err
 		}
-		browser, err := s.tryDisplay(ctx, number, try, cookie)
+		err = s.tryDisplay(ctx, number, try, cookie)
 		s.releaseDisplay(number)
 		if err == nil {
-			return browser, nil
+			return nil
 		}
-		if browser != nil {
-			browser.abandon()
-		}
+		s.abandon()
 		if ctx.Err() != nil || !errors.Is(err, errDied) {
-			return nil, err
+			return err
 		}
 		// The server ended at once: another one got the number first. The
 		// scopes are empty by now, and the next try has names of its own.
-		s.ev.Display, s.ev.Chromium, last = nil, nil, err
+		s.ev.Display, s.ev.VNC, s.ev.Chromium, last = nil, nil, nil, err
 	}
-	return nil, fmt.Errorf("%w after %d tries: %w", errNoDisplay, displayTries, last)
+	return fmt.Errorf("%w after %d tries: %w", errNoDisplay, displayTries, last)
 }
 
-func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byte) (*placed, error) {
-	d := role.Display{
+// server is a role that nothing but its command line configures.
+type server interface {
+	Args() []string
+	Env() []string
+}
+
+// xServer returns the display's server and the sockets it serves VNC on.
+func (s *starting) xServer(number int) (server, []string) {
+	if s.cfg.Display == config.DisplayXvfb {
+		return role.Xvfb{
+			Program: s.cfg.Xvfb, Number: number, Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight,
+			Authority: s.files.authority(), Home: s.files.dir,
+		}, nil
+	}
+	return role.Display{
 		Program: s.cfg.Xvnc, Number: number, Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight,
 		Name: "Shared Control", Authority: s.files.authority(), PasswordFile: s.files.password(),
 		RFBSocket: s.files.rfb(), Home: s.files.dir,
-	}
+	}, []string{s.files.rfb()}
+}
+
+func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byte) error {
+	x, sockets := s.xServer(number)
 	if err := safefs.WriteFile(s.files.authority(), role.Authority(number, cookie), 0o600); err != nil {
-		return nil, err
+		return err
 	}
 	display, err := s.place(ctx, unit.Scope{
 		Name: s.scope(role.NameDisplay, try), Description: s.description("display"), KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
-	}, proof.Generation{Role: role.NameDisplay, Display: number, Sockets: []string{s.files.rfb()}},
+	}, proof.Generation{Role: role.NameDisplay, Display: number, Sockets: sockets},
 		func(g proof.Generation) { s.ev.Display = &g })
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer display.abandon()
-	display.spec.Args, display.spec.Env, display.spec.Dir = d.Args(), d.Env(), s.files.dir
+	display.spec.Args, display.spec.Env, display.spec.Dir = x.Args(), x.Env(), s.files.dir
 	if err := s.release(ctx, display); err != nil {
 		if isDone(display.child.Done()) {
 			err = fmt.Errorf("%w: %w", errDied, err)
 		}
-		return nil, err
+		return err
 	}
-	// The browser's scope is made while the X server starts.
-	browser, err := s.placeChromium(ctx, try)
-	if err != nil {
-		return nil, err
+	// The other scopes are made while the X server starts.
+	if s.cfg.Display == config.DisplayXvfb {
+		if err := s.placeVNC(ctx, try); err != nil {
+			return err
+		}
+	}
+	if err := s.placeChromium(ctx, try); err != nil {
+		return err
 	}
 	pid, died := display.child.PID(), display.child.Done()
+	listens := func(ctx context.Context) error { return role.XListens(ctx, number, pid) }
+	if err := awaitXSocket(ctx, number, died, listens); err != nil {
+		return fmt.Errorf("display: %w", err)
+	}
+	viewer := display
+	if s.vnc != nil {
+		if err := s.release(ctx, s.vnc); err != nil {
+			return err
+		}
+		viewer = s.vnc
+	}
 	s.displayReady = func(ctx context.Context) error {
-		err := await(ctx, s.files.dir, died, func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb()) })
+		err := s.viewerReady(ctx, viewer)
 		if err == nil {
 			err = role.XReady(ctx, number, cookie)
 		}
@@ -332,33 +383,93 @@ func (s *starting) tryDisplay(ctx context.Context, number, try int, cookie []byt
 		}
 		return nil
 	}
-	sockets := filepath.Dir(role.XSocket(number))
-	if _, err := os.Stat(sockets); err != nil {
-		// The first X server since the boot makes it, and there is nothing to
-		// watch until then.
-		return browser, s.displayReady(ctx)
-	}
-	if err := await(ctx, sockets, died, func(ctx context.Context) error { return role.XListens(ctx, number, pid) }); err != nil {
-		return browser, fmt.Errorf("display: %w", err)
-	}
-	return browser, nil
+	return nil
 }
 
-func (s *starting) placeChromium(ctx context.Context, try int) (*placed, error) {
-	return s.place(ctx, unit.Scope{
-		Name: s.scope(role.NameChromium, try), Description: s.description("Chromium"),
+// awaitXSocket runs check until it is content with what is on the path socket of
+// a display. The first X server since the boot makes the directory of all.
+func awaitXSocket(ctx context.Context, number int, died <-chan struct{}, check func(context.Context) error) error {
+	dir := filepath.Dir(role.XSocket(number))
+	there := func(context.Context) error {
+		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%w: %w", role.ErrNotReady, err)
+		}
+		return nil
+	}
+	if there(ctx) != nil {
+		if err := await(ctx, filepath.Dir(dir), died, there); err != nil {
+			return err
+		}
+	}
+	return await(ctx, dir, died, check)
+}
+
+// viewerReady waits until the role that serves VNC does. One that is a role of
+// its own must not listen on anything else by then.
+func (s *starting) viewerReady(ctx context.Context, viewer *placed) error {
+	pid := viewer.child.PID()
+	err := await(ctx, s.files.dir, viewer.child.Done(), func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb(), pid) })
+	if viewer != s.vnc {
+		return err
+	}
+	var live *proof.Live
+	if err == nil {
+		live, err = s.verifier.Live(ctx, *s.ev.VNC)
+	}
+	if err == nil {
+		defer live.Close()
+		err = endpoints(ctx, live)
+	}
+	if err != nil {
+		return fmt.Errorf("VNC server: %w", err)
+	}
+	return nil
+}
+
+// placeVNC puts the VNC server beside the display.
+func (s *starting) placeVNC(ctx context.Context, try int) (err error) {
+	s.vnc, err = s.place(ctx, unit.Scope{
+		Name: s.scope(role.NameVNC, try), Description: s.description("VNC server"),
 		Requires: []string{s.ev.Display.Unit}, After: []string{s.ev.Display.Unit},
+		KillSignal: syscall.SIGTERM, TimeoutStop: s.cfg.StopTimeout,
+	}, proof.Generation{Role: role.NameVNC, Display: s.ev.Display.Display, Sockets: []string{s.files.rfb()}},
+		func(g proof.Generation) { s.ev.VNC = &g })
+	if err != nil {
+		return err
+	}
+	x := role.X11vnc{
+		Program: s.cfg.X11vnc, Display: s.ev.Display.Display, Authority: s.files.authority(),
+		PasswordFile: s.files.password(), RFBSocket: s.files.rfb(), Home: s.files.dir,
+	}
+	s.vnc.spec.Args, s.vnc.spec.Env, s.vnc.spec.Dir = x.Args(), x.Env(), s.files.dir
+	return nil
+}
+
+func (s *starting) placeChromium(ctx context.Context, try int) (err error) {
+	scope := unit.Scope{
+		Name: s.scope(role.NameChromium, try), Description: s.description("Chromium"),
 		// SIGWINCH does nothing to a process that does not ask for it, and
 		// the holder turns it into a clean close; SIGTERM would lose up to
 		// 30 s of cookies.
 		KillSignal: syscall.SIGWINCH, TimeoutStop: s.cfg.StopTimeout,
-	}, proof.Generation{
+	}
+	display := 0
+	if s.ev.Display != nil {
+		display = s.ev.Display.Display
+		scope.Requires = []string{s.ev.Display.Unit}
+	}
+	// It is stopped before all that it started after.
+	for _, g := range s.ev.generations() {
+		scope.After = append(scope.After, g.Unit)
+	}
+	s.browser, err = s.place(ctx, scope, proof.Generation{
 		Role: role.NameChromium, Profile: s.req.Profile, LockFile: s.req.Profile + ".lock",
-		Display: s.ev.Display.Display, Sockets: []string{s.files.cdp()},
+		Display: display, Sockets: []string{s.files.cdp()},
 	}, func(g proof.Generation) { s.ev.Chromium = &g })
+	return err
 }
 
-func (s *starting) startChromium(ctx context.Context, browser *placed) error {
+func (s *starting) startChromium(ctx context.Context) error {
 	restore, _ := profile.ExitedCleanly(s.req.Profile)
 	if pid, what, held := s.verifier.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
 		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
@@ -368,22 +479,29 @@ func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 		return err
 	}
 	c := role.Chromium{
-		Program: s.cfg.Chromium, Profile: s.req.Profile, Display: s.ev.Display.Display, Authority: s.files.authority(),
+		Program: s.cfg.Chromium, Profile: s.req.Profile, Display: s.ev.Chromium.Display, Authority: s.files.authority(),
 		Width: s.cfg.ScreenWidth, Height: s.cfg.ScreenHeight, Home: home(), TempDir: s.tempDir(s.req.Instance),
-		Stealth: s.cfg.Stealth, Restore: restore, URL: s.req.URL,
+		Port: s.cfg.CDP == config.CDPPort, Stealth: s.cfg.Stealth, Restore: restore, URL: s.req.URL,
 	}
-	spec := &browser.spec
+	if c.Port {
+		if err := role.ForgetPort(s.req.Profile); err != nil {
+			return err
+		}
+	}
+	spec := &s.browser.spec
 	spec.Args, spec.Env, spec.Dir, spec.LockFile, spec.NoFile = c.Args(), c.Env(), home(), s.req.Profile+".lock", browserNoFile
 	spec.Holder = &holder.HolderSpec{
 		Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit(), Mute: role.ChromiumNoise,
-		Display: role.XDisplay(c.Display), Authority: c.Authority,
 	}
-	if err := s.release(ctx, browser); err != nil {
+	if c.Display > 0 {
+		spec.Holder.Display, spec.Holder.Authority = role.XDisplay(c.Display), c.Authority
+	}
+	if err := s.release(ctx, s.browser); err != nil {
 		return err
 	}
 	var conn net.Conn
 	var hello holder.Hello
-	err := await(ctx, s.files.dir, browser.child.Done(), func(ctx context.Context) error {
+	err := await(ctx, s.files.dir, s.browser.child.Done(), func(ctx context.Context) error {
 		var err error
 		conn, hello, err = holder.Dial(ctx, s.files.cdp(), s.ev.Key)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -408,6 +526,11 @@ func (s *starting) startChromium(ctx context.Context, browser *placed) error {
 	}
 	gen := live.Generation()
 	gen.Browser = &member
+	if c.Port {
+		if gen.Listener, err = s.debuggingPort(ctx, live); err != nil {
+			return fmt.Errorf("browser: %w", err)
+		}
+	}
 	if err := proof.WritePidfile(s.files.pidfile(role.NameChromium), gen); err != nil {
 		return err
 	}

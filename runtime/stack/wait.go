@@ -53,7 +53,7 @@ func watchDir(ctx context.Context, dir string) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("inotify_init1", err)
 	}
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_ATTRIB|unix.IN_DELETE); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ATTRIB|unix.IN_DELETE); err != nil {
 		unix.Close(fd)
 		return nil, &os.PathError{Op: "inotify_add_watch", Path: dir, Err: err}
 	}

@@ -50,7 +50,7 @@ func (d *display) start(ctx context.Context) error {
 		return err
 	}
 	for {
-		err := role.RFBReady(ctx, d.RFBSocket)
+		err := role.RFBReady(ctx, d.RFBSocket, d.cmd.Process.Pid)
 		if !errors.Is(err, role.ErrNotReady) {
 			return err
 		}

@@ -3,14 +3,19 @@ package fleettest_test
 import (
 	"testing"
 
-	"abfleet/internal/fleet"
 	"abfleet/internal/fleet/fleettest"
 )
 
 // TestContract protects the tests that use the Runtime in memory: it keeps
 // what they rely on.
 func TestContract(t *testing.T) {
-	fleettest.Contract(t, func(t *testing.T) (fleet.Runtime, string) {
-		return fleettest.NewRuntime(), "/state/identities/identity-contract"
-	})
+	for name, headless := range map[string]bool{"display": false, "headless": true} {
+		t.Run(name, func(t *testing.T) {
+			fleettest.Contract(t, func(t *testing.T) fleettest.Subject {
+				rt := fleettest.NewRuntime()
+				rt.Headless = headless
+				return fleettest.Subject{Runtime: rt, Dir: "/state/identities/identity-contract", Headless: headless}
+			})
+		})
+	}
 }

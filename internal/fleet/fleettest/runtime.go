@@ -45,6 +45,8 @@ type Runtime struct {
 	// Reconstruct says of an instance that FailStop speaks of whether its
 	// ownership can be reconstructed, so that Recover ends it; nil means no.
 	Reconstruct func(instance string) bool
+	// Headless has nobody see a display, whatever runs.
+	Headless bool
 	// UncleanStop makes clean stops impossible.
 	UncleanStop func(instance string) bool
 }
@@ -565,6 +567,10 @@ func (r *Runtime) OpenViewer(_ context.Context, ev fleet.Evidence) (fleet.Viewer
 			}
 		}
 	})
+	if err == nil && r.Headless {
+		conn.Close()
+		return fleet.Viewer{}, fault.New(fault.ViewerUnavailable, "open viewer", "Configure a display", "there is none")
+	}
 	return fleet.Viewer{Conn: conn, Password: []byte("password")}, err
 }
 

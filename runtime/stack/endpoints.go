@@ -1,0 +1,69 @@
+package stack
+
+import (
+	"context"
+	"time"
+
+	"abfleet/internal/fault"
+	"abfleet/runtime/proof"
+	"abfleet/runtime/role"
+)
+
+// unsafeEndpoint is the error of a role that listens where it should not, or not
+// where it should.
+func unsafeEndpoint(format string, args ...any) error {
+	return fault.New(fault.EndpointUnsafe, "use browser",
+		"something between the fleet and the programs in its configuration changes what they listen on; do not retry before that is mended", format, args...)
+}
+
+// endpoints checks what a role listens on beside its path sockets. A VNC server
+// listens on nothing; a browser with a debugging port does on that one, and on
+// loopback addresses only.
+func endpoints(ctx context.Context, live *proof.Live) error {
+	g := live.Generation()
+	if g.Role != proof.RoleVNC && g.Listener == "" {
+		return nil
+	}
+	addrs, err := live.Listening(ctx)
+	if err != nil {
+		return err
+	}
+	missing := g.Listener != ""
+	for _, addr := range addrs {
+		if g.Role == proof.RoleVNC || !addr.Addr().IsLoopback() {
+			return unsafeEndpoint("process %d of role %s listens on %s", g.Leader.PID, g.Role, addr)
+		}
+		missing = missing && addr.String() != g.Listener
+	}
+	if missing {
+		return unsafeEndpoint("the browser does not listen on %s any more", g.Listener)
+	}
+	return nil
+}
+
+// portWait is how long a browser that shows a page may take to say which
+// debugging port it has. It has done so long before, unless it never will.
+const portWait = 10 * time.Second
+
+// debuggingPort returns the address of the browser's debugging port, proven to be
+// its own and the only one it listens on.
+func (s *starting) debuggingPort(ctx context.Context, live *proof.Live) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, portWait, unsafeEndpoint("the browser has not opened a debugging port within %s", portWait))
+	defer cancel()
+	port := 0
+	err := await(ctx, s.req.Profile, s.browser.child.Done(), func(context.Context) (err error) {
+		port, err = role.DebuggingPort(s.req.Profile)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	addrs, err := live.Listening(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(addrs) != 1 || !addrs[0].Addr().IsLoopback() || int(addrs[0].Port()) != port {
+		return "", unsafeEndpoint("the browser listens on %v, where localhost:%d alone is expected", addrs, port)
+	}
+	return addrs[0].String(), nil
+}
