@@ -157,6 +157,8 @@ func unresolved(err error) *End {
 		return end(CloseNotFound, "there is no such browser", err)
 	case fault.IdentityNotSelected, fault.LoginNotRunning, fault.BrowserStopped:
 		return end(CloseBrowserStopped, "the browser is not running", err)
+	case fault.ViewerUnavailable:
+		return end(CloseNoDisplay, "this fleet runs browsers without a display", err)
 	default:
 		return end(CloseUnavailable, "the browser cannot be shown at present", err)
 	}

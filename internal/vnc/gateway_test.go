@@ -89,6 +89,7 @@ func TestUnresolvedTargets(t *testing.T) {
 		fault.IdentityNotSelected:    CloseBrowserStopped,
 		fault.LoginNotRunning:        CloseBrowserStopped,
 		fault.BrowserStopped:         CloseBrowserStopped,
+		fault.ViewerUnavailable:      CloseNoDisplay,
 		fault.BrowserNotControllable: CloseUnavailable,
 		fault.Internal:               CloseUnavailable,
 	} {

@@ -38,6 +38,9 @@ const (
 	CloseNotFound websocket.StatusCode = 4008
 	// CloseUnavailable: the browser exists and cannot be shown at present.
 	CloseUnavailable websocket.StatusCode = 4009
+	// CloseNoDisplay: browsers have no display here, and will not get one while
+	// the viewer waits.
+	CloseNoDisplay websocket.StatusCode = 4010
 )
 
 // MaxMessage caps one websocket message of a viewer, in bytes. Messages are

@@ -180,6 +180,10 @@ function show(news: Status, cover: HTMLElement, howToStart: string, retry: () =>
       setStatus("waiting", `Disconnected: ${news.reason}`);
       showMessage(cover, sentence(news.reason), "", again);
       break;
+    case "no-display":
+      setStatus("no-display", `Nothing to show: ${news.reason}`);
+      showMessage(cover, sentence(news.reason), "The agent can use them all the same. The operator sets `display` in the configuration.");
+      break;
     case "not-allowed":
       askForToken("This login is not valid, or it has ended.", "Run `abfleet view` on the host and open the URL that it prints.");
       break;

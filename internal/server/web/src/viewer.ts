@@ -6,6 +6,7 @@ import { LosslessRFB } from "./display";
 const closeNotAllowed = 4001;
 const closeBrowserStopped = 4002;
 const closeNotFound = 4008;
+const closeNoDisplay = 4010;
 const closeServiceRestart = 1012;
 
 /** Waits between tries, in milliseconds. The last one repeats. */
@@ -18,7 +19,7 @@ export type Status =
   | { state: "connecting" }
   | { state: "live" }
   | { state: "reconnecting" | "stopped"; reason: string; seconds: number }
-  | { state: "waiting"; reason: string }
+  | { state: "waiting" | "no-display"; reason: string }
   | { state: "not-allowed" };
 
 export interface Options {
@@ -114,6 +115,11 @@ export class Viewer {
     }
     if (!allowed) {
       this.options.onStatus({ state: "not-allowed" });
+      return;
+    }
+    if (event.code === closeNoDisplay) {
+      // Waiting changes nothing, so that nobody is told of a next try.
+      this.options.onStatus({ state: "no-display", reason });
       return;
     }
     const stopped = event.code === closeBrowserStopped || event.code === closeNotFound;
