@@ -45,6 +45,8 @@ func Checks() []Check {
 		{Code: "chromium", Title: "Chromium", Severity: SeverityError, Run: checkChromium},
 		{Code: "user_namespaces", Title: "user namespaces", Severity: SeverityError, Run: checkUserNamespaces},
 		{Code: "xvnc", Title: "Xvnc", Severity: SeverityError, Run: checkXvnc},
+		{Code: "xvfb", Title: "Xvfb", Severity: SeverityError, Run: checkXvfb},
+		{Code: "x11vnc", Title: "x11vnc", Severity: SeverityError, Run: checkX11vnc},
 		{Code: "x11_sockets", Title: "X socket directory", Severity: SeverityWarning, Run: checkX11Sockets},
 		{Code: "fonts", Title: "fonts", Severity: SeverityWarning, Run: checkFonts},
 		{Code: "state_dir", Title: "state directory", Severity: SeverityError, Run: checkStateDir},
@@ -203,11 +205,43 @@ func checkChromium(ctx context.Context, env *Env) (string, error) {
 func checkXvnc(ctx context.Context, env *Env) (string, error) {
 	const op = "run Xvnc"
 	const hint = "Run: sudo apt-get install tigervnc-standalone-server; or set programs.xvnc in the configuration"
+	if err := wants(env, config.DisplayXvnc); err != nil {
+		return "", err
+	}
 	path := env.Config.Xvnc
 	if err := executable(path, op, hint); err != nil {
 		return "", err
 	}
 	return version(ctx, path, op, hint, "-version")
+}
+
+// checkXvfb does not ask for the version: an Xvfb tells none.
+func checkXvfb(_ context.Context, env *Env) (string, error) {
+	if err := wants(env, config.DisplayXvfb); err != nil {
+		return "", err
+	}
+	return env.Config.Xvfb, executable(env.Config.Xvfb, "run Xvfb", "Run: sudo apt-get install xvfb; or set programs.xvfb in the configuration")
+}
+
+func checkX11vnc(ctx context.Context, env *Env) (string, error) {
+	const op = "run x11vnc"
+	const hint = "Run: sudo apt-get install x11vnc; or set programs.x11vnc in the configuration"
+	if err := wants(env, config.DisplayXvfb); err != nil {
+		return "", err
+	}
+	path := env.Config.X11vnc
+	if err := executable(path, op, hint); err != nil {
+		return "", err
+	}
+	return version(ctx, path, op, hint, "-version")
+}
+
+// wants skips a check of what only another display needs.
+func wants(env *Env, display string) error {
+	if env.Config.Display != display {
+		return skip(fmt.Sprintf("not needed with display = %q", env.Config.Display))
+	}
+	return nil
 }
 
 // version runs a program that prints its version, which also shows that its
@@ -243,7 +277,10 @@ func firstLine(text string) string {
 	return ""
 }
 
-func checkX11Sockets(_ context.Context, _ *Env) (string, error) {
+func checkX11Sockets(_ context.Context, env *Env) (string, error) {
+	if env.Config.Display == config.DisplayNone {
+		return "", wants(env, "")
+	}
 	const dir = "/tmp/.X11-unix"
 	const op = "make X sockets"
 	info, err := os.Lstat(dir)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -58,7 +59,7 @@ func TestRun(t *testing.T) {
 func TestFailedChecksHaveHints(t *testing.T) {
 	nowhere := filepath.Join(t.TempDir(), "none")
 	env := &Env{
-		Config: &config.Config{Home: nowhere, RoleHelper: nowhere, Chromium: nowhere, Xvnc: nowhere, Manager: config.ManagerUser},
+		Config: &config.Config{Home: nowhere, RoleHelper: nowhere, Chromium: nowhere, Display: config.DisplayXvnc, Xvnc: nowhere, Manager: config.ManagerUser},
 		Getenv: func(string) string { return "" }, UID: 0, Socket: nowhere,
 	}
 	codes := map[string]bool{}
@@ -80,6 +81,32 @@ func TestFailedChecksHaveHints(t *testing.T) {
 		for _, need := range check.Needs {
 			if !codes[need] {
 				t.Errorf("%s needs %s, which does not exist", check.Code, need)
+			}
+		}
+	}
+}
+
+// Only the programs of the configured display are asked for, by the name of the
+// package that brings them.
+func TestProgramsOfTheDisplay(t *testing.T) {
+	nowhere := filepath.Join(t.TempDir(), "none")
+	packages := map[string]string{"xvnc": "tigervnc-standalone-server", "xvfb": "xvfb", "x11vnc": "x11vnc"}
+	for display, wanted := range map[string][]string{
+		config.DisplayXvnc: {"xvnc"}, config.DisplayXvfb: {"xvfb", "x11vnc"}, config.DisplayNone: nil,
+	} {
+		env := &Env{Config: &config.Config{Display: display, Xvnc: nowhere, Xvfb: nowhere, X11vnc: nowhere}}
+		for _, check := range Checks() {
+			install, ok := packages[check.Code]
+			if !ok {
+				continue
+			}
+			f := run(t.Context(), env, check, nil)
+			if !slices.Contains(wanted, check.Code) {
+				if f.Status != StatusSkipped {
+					t.Errorf("display %s: %s is %s: %s", display, check.Code, f.Status, f.Text)
+				}
+			} else if f.Status != StatusFailed || !strings.Contains(f.Hint, "apt-get install "+install+";") {
+				t.Errorf("display %s: %s is %s, hint %q", display, check.Code, f.Status, f.Hint)
 			}
 		}
 	}

@@ -24,6 +24,7 @@ var packages = []struct{ name, file string }{
 	{"util-linux", "/usr/bin/setpriv"},
 	{"procps", "/usr/bin/ps"},
 	{"xvfb", "/usr/bin/Xvfb"},
+	{"x11vnc", "/usr/bin/x11vnc"},
 	{"xdotool", "/usr/bin/xdotool"},
 }
 
