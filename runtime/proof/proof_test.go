@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -120,6 +121,18 @@ func TestCommandLineTokens(t *testing.T) {
 	if got := rfbPath([]string{"Xvnc", "-rfbunixpath"}); got != "" {
 		t.Errorf("got %q", got)
 	}
+	for line, want := range map[string]string{
+		"x11vnc -unixsock /run/x/rfb.sock": "/run/x/rfb.sock",
+		"x11vnc -unixsock /run/y/rfb.sock": "",
+		"Xvfb :1 -auth /run/x/xauth":       "/run/x/xauth",
+		"Xvfb :1 -auth /run/y/xauth":       "",
+		"Xvfb :1 -auth /run/x/z/xauth":     "",
+		"Xvfb :1 -auth":                    "",
+	} {
+		if got := ofInstance(strings.Fields(line), []string{"/run/x/rfb.sock"}, []string{"/run/x/root"}); got != want {
+			t.Errorf("%s: of the instance by %q, want %q", line, got, want)
+		}
+	}
 	for in, want := range map[string]string{
 		"--user-data-dir=/p/a":    "/p/a",
 		"--user-data-dir=/p/a/":   "/p/a",
@@ -141,7 +154,7 @@ func sample(dir string) Generation {
 		Leader:  Member{PID: 4001, StartTime: 12, PGID: 4001, UID: os.Getuid()},
 		Browser: &Member{PID: 4002, StartTime: 13, PGID: 4002, UID: os.Getuid()},
 		Profile: filepath.Join(dir, "profile"), LockFile: filepath.Join(dir, "profile.lock"), Display: 101,
-		Root: filepath.Join(dir, "root"), Sockets: []string{filepath.Join(dir, "cdp.sock")},
+		Root: filepath.Join(dir, "root"), Sockets: []string{filepath.Join(dir, "cdp.sock")}, Listener: "127.0.0.1:1",
 	}
 }
 
@@ -202,7 +215,7 @@ func TestPidfilesThatAuthoriseNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name := range fields {
-		if name == "browser" || name == "display" || name == "sockets" {
+		if slices.Contains([]string{"browser", "display", "sockets", "listener"}, name) {
 			continue // not known to every chromium Generation
 		}
 		part := map[string]any{}
@@ -274,7 +287,7 @@ func TestRecordsThatContradict(t *testing.T) {
 		"leader":  func(o *Generation) { o.Leader.StartTime++ },
 		"browser": func(o *Generation) { b := *o.Browser; b.PID++; o.Browser = &b },
 		"profile": func(o *Generation) { o.Profile = "/other" }, "display": func(o *Generation) { o.Display++ },
-		"root": func(o *Generation) { o.Root = "/other" },
+		"root": func(o *Generation) { o.Root = "/other" }, "listener": func(o *Generation) { o.Listener = "127.0.0.1:2" },
 	} {
 		o := g
 		change(&o)
@@ -283,7 +296,7 @@ func TestRecordsThatContradict(t *testing.T) {
 		}
 	}
 	o := g
-	o.Browser = nil
+	o.Browser, o.Listener = nil, ""
 	if got := g.contradicts(o); got != "" {
 		t.Errorf("a browser that only one record knows contradicts: %q", got)
 	}

@@ -27,6 +27,8 @@ import (
 
 const (
 	xvnc     = "/usr/bin/Xvnc"
+	xvfb     = "/usr/bin/Xvfb"
+	x11vnc   = "/usr/bin/x11vnc"
 	chromium = "/usr/lib/chromium/chromium"
 )
 
@@ -324,6 +326,92 @@ func TestRigRealDisplay(t *testing.T) {
 	if err := b.recheck(n2); err != nil {
 		t.Error(err)
 	}
+}
+
+// A display that serves no VNC, and the x11vnc that does it for it: each is its
+// own Role, found by its own signature wherever it is, and proven by it.
+func TestRigRealVNCServer(t *testing.T) {
+	for _, program := range []string{xvfb, x11vnc} {
+		if _, err := os.Stat(program); err != nil {
+			t.Skipf("needs %s: %v", program, err)
+		}
+	}
+	b := newBench(t)
+	const n = 137
+	rfb, auth := filepath.Join(b.dir, "rfb.sock"), filepath.Join(b.dir, "xauth")
+	env := []string{"HOME=" + b.dir, "PATH=/usr/bin:/bin"}
+	display := b.spawn(Generation{Role: RoleDisplay, Display: n})
+	display.release(roleSpec{Args: []string{xvfb, ":137", "-auth", auth, "-nolisten", "tcp", "-nolisten", "local"}, Env: env, Exec: true})
+	waitSocket(t, b.ctx, xSocket(n))
+	vnc := b.spawn(Generation{Role: RoleVNC, Display: n, Sockets: []string{rfb}})
+	vnc.release(roleSpec{
+		Args: []string{x11vnc, "-display", ":137", "-auth", auth, "-unixsock", rfb, "-rfbport", "0", "-noipv6", "-nopw", "-forever", "-norc", "-noshm"},
+		Env:  env, Exec: true,
+	})
+	waitSocket(t, b.ctx, rfb)
+	l := vnc.live()
+	d := display.live()
+	b.notVacant(b.claim(display, vnc), "while both run", Populated)
+	b.notVacant(Claim{Instance: b.instance, Sockets: []string{rfb}}, "by the VNC server's command line alone", Elsewhere)
+	b.notVacant(Claim{Instance: b.instance, Display: n}, "by the display alone", DisplayLive)
+
+	// What the option leaves it listening on is told, and of whom.
+	for {
+		addrs, err := l.Listening(b.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(addrs) == 1 && addrs[0].String() == "[::]:5900" {
+			break
+		}
+		select {
+		case <-b.ctx.Done():
+			t.Fatalf("x11vnc listens on %v", addrs)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if addrs, err := d.Listening(b.ctx); err != nil || len(addrs) != 0 {
+		t.Errorf("Xvfb listens on %v, %v", addrs, err)
+	}
+
+	for name, c := range map[string]struct {
+		of     Generation
+		change func(*Generation)
+	}{
+		"a VNC server of another display":            {vnc.g, func(g *Generation) { g.Display++ }},
+		"a VNC server on another socket":             {vnc.g, func(g *Generation) { g.Sockets = []string{rfb + "x"} }},
+		"a VNC server as a display":                  {vnc.g, func(g *Generation) { g.Role = RoleDisplay }},
+		"a display of another number":                {display.g, func(g *Generation) { g.Display++ }},
+		"a display that should serve VNC":            {display.g, func(g *Generation) { g.Sockets = []string{rfb} }},
+		"a display as a VNC server that is not ours": {display.g, func(g *Generation) { g.Role = RoleVNC; g.Sockets = []string{rfb} }},
+	} {
+		c.change(&c.of)
+		if err := WritePidfile(PidfilePath(c.of), c.of); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.v.Live(b.ctx, c.of); ReasonOf(err) != SignatureDiffers {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, g := range []Generation{display.g, vnc.g} {
+		if err := WritePidfile(PidfilePath(g), g); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if err := l.Signal(b.ctx, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	vnc.end()
+	if err := d.again(b.ctx); err != nil {
+		t.Errorf("the display after its VNC server's end: %v", err)
+	}
+	b.notVacant(Claim{Instance: b.instance, Root: b.root}, "by the display's root file or authority alone", Elsewhere)
+	if err := d.Signal(b.ctx, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	display.end()
+	b.vacant(b.claim(display, vnc))
 }
 
 func waitSocket(t *testing.T, ctx context.Context, path string) {
@@ -862,6 +950,16 @@ func TestRigVacantNeedsEverythingGone(t *testing.T) {
 			cmd.Env = append(os.Environ(), helperEnv("wait"))
 			startHelper(t, cmd)
 		}},
+		{"VNC server with our socket, not yet listening", Elsewhere, func(t *testing.T) {
+			cmd := exec.Command(programNamed(t, "x11vnc"), "-display", ":999", "-unixsock", filepath.Join(b.dir, "rfb.sock"))
+			cmd.Env = append(os.Environ(), helperEnv("wait"))
+			startHelper(t, cmd)
+		}},
+		{"display server with our X authority", Elsewhere, func(t *testing.T) {
+			cmd := exec.Command(programNamed(t, "Xvfb"), ":999", "-auth", filepath.Join(b.dir, "xauth"))
+			cmd.Env = append(os.Environ(), helperEnv("wait"))
+			startHelper(t, cmd)
+		}},
 		{"role with our root file", Elsewhere, func(t *testing.T) {
 			cmd := exec.Command(programNamed(t, "abfleet-role"))
 			cmd.Env = append(os.Environ(), helperEnv("open", b.root))
@@ -902,6 +1000,9 @@ func TestRigVacantNeedsEverythingGone(t *testing.T) {
 		t.Errorf("with everything gone again: %v", err)
 	}
 	// What is somebody else's does not count.
+	stranger := exec.Command(programNamed(t, "Xvfb"), ":999", "-auth", filepath.Join(filepath.Dir(b.dir), "xauth"))
+	stranger.Env = append(os.Environ(), helperEnv("wait"))
+	startHelper(t, stranger)
 	for _, args := range [][]string{{"--user-data-dir=" + b.profile + "2"}, {b.profile}} {
 		cmd := exec.Command(programNamed(t, "chromium"), args...)
 		cmd.Env = append(os.Environ(), helperEnv("wait"))

@@ -1,6 +1,7 @@
 package role
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,6 +34,37 @@ func TestWarningBar(t *testing.T) {
 		}
 		if flag() == hidden {
 			t.Errorf("%s: --test-type is %t", text, !hidden)
+		}
+	}
+}
+
+// The port is believed only once the file that names it is whole, and never one
+// of an earlier browser.
+func TestDebuggingPort(t *testing.T) {
+	profile := t.TempDir()
+	for _, c := range []struct {
+		file  string
+		port  int
+		ready bool
+	}{
+		{"38369\n/devtools/browser/5ea2ecfe", 38369, true},
+		{"", 0, false}, {"38", 0, false}, {"38369\n", 0, false},
+		{"0\n/devtools/browser/5ea2ecfe", 0, true}, {"70000\n/devtools/browser/x", 0, true}, {"x\n/devtools/browser/x", 0, true},
+	} {
+		if err := os.WriteFile(filepath.Join(profile, portFile), []byte(c.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		port, err := DebuggingPort(profile)
+		if port != c.port || errors.Is(err, ErrNotReady) == c.ready || (err == nil) != (c.port > 0) {
+			t.Errorf("%q: %d %v", c.file, port, err)
+		}
+	}
+	for range 2 {
+		if err := ForgetPort(profile); err != nil {
+			t.Fatal(err)
+		}
+		if port, err := DebuggingPort(profile); !errors.Is(err, ErrNotReady) {
+			t.Errorf("a port that was forgotten: %d %v", port, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"abfleet/internal/fault"
@@ -28,6 +29,10 @@ func endpoints(ctx context.Context, live *proof.Live) error {
 	if err != nil {
 		return err
 	}
+	return allowed(g, addrs)
+}
+
+func allowed(g proof.Generation, addrs []netip.AddrPort) error {
 	missing := g.Listener != ""
 	for _, addr := range addrs {
 		if g.Role == proof.RoleVNC || !addr.Addr().IsLoopback() {
@@ -42,8 +47,9 @@ func endpoints(ctx context.Context, live *proof.Live) error {
 }
 
 // portWait is how long a browser that shows a page may take to say which
-// debugging port it has. It has done so long before, unless it never will.
-const portWait = 10 * time.Second
+// debugging port it has. It has done so long before, unless it never will. Tests
+// shorten it.
+var portWait = 10 * time.Second
 
 // debuggingPort returns the address of the browser's debugging port, proven to be
 // its own and the only one it listens on.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"abfleet/internal/cdp"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/proof"
@@ -519,7 +520,7 @@ func TestRefusals(t *testing.T) {
 				if err != nil || e.Chromium != nil && e.Chromium.Browser != nil {
 					return err
 				}
-				if g := map[string]*proof.Generation{role.NameDisplay: e.Display, role.NameChromium: e.Chromium}[frozen]; g != nil {
+				if g := map[string]*proof.Generation{role.NameDisplay: e.Display, role.NameVNC: e.VNC, role.NameChromium: e.Chromium}[frozen]; g != nil {
 					return syscall.Kill(g.Leader.PID, syscall.SIGSTOP)
 				}
 				return nil
@@ -562,7 +563,11 @@ func TestRefusals(t *testing.T) {
 		frozen = rl
 		check("a "+rl+" that never becomes ready", start(), fault.Timeout)
 	}
-	frozen, w.cfg.StartTimeout = "", 45*time.Second
+	w.cfg.Display, frozen = config.DisplayXvfb, role.NameVNC
+	check("a VNC server that never becomes ready", start(), fault.Timeout)
+	w.cfg.Xvfb = "/nonexistent/Xvfb"
+	check("no Xvfb", start(), fault.ProgramMissing)
+	w.cfg.Display, frozen, w.cfg.StartTimeout = config.DisplayXvnc, "", 45*time.Second
 
 	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/jezek/xgb/xproto"
 
 	"abfleet/internal/cdp"
+	"abfleet/internal/config"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/role"
 )
@@ -22,7 +23,14 @@ import (
 // is small on purpose, a page's picture-in-picture window, stays so. Dialogs do
 // not hang over the edge.
 func TestWindow(t *testing.T) {
+	for _, display := range []string{config.DisplayXvnc, config.DisplayXvfb} {
+		t.Run(display, func(t *testing.T) { window(t, display) })
+	}
+}
+
+func window(t *testing.T, display string) {
 	w := newWorld(t)
+	w.cfg.Display = display
 	ev := w.start("hhhhhhhhhh", w.cfg.TemplateDir("identity-1"))
 	root := w.session(ev)
 	call := func(s *cdp.Session, method string, params, result any) {
