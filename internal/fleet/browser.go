@@ -53,7 +53,11 @@ func (b *Browser) current(ctx context.Context) (Evidence, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r == nil || r.Value.Generation != b.runtime.Value.Generation || r.Value.State != Controllable || b.f.isQuarantined(r.Key) {
+	same := r != nil && r.Value.Generation == b.runtime.Value.Generation && !b.f.isQuarantined(r.Key)
+	if same && r.Value.State == Stopped {
+		return nil, fault.New(fault.BrowserStopped, opReach, "Use it again: a browser that ended is started anew", "it has ended")
+	}
+	if !same || r.Value.State != Controllable {
 		return nil, fault.New(fault.BrowserNotControllable, opReach, "Use it again: a browser that ended is started anew", "this browser was stopped or replaced")
 	}
 	return r.Value.Evidence, nil

@@ -171,3 +171,10 @@ func MayStart(f *Fleet) bool {
 	defer f.starts.mu.Unlock()
 	return f.starts.free > 0
 }
+
+// Watchers is how many Stacks are watched.
+func Watchers(f *Fleet) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.watched)
+}

@@ -82,6 +82,8 @@ type Fleet struct {
 	// locked by its release.
 	uses   keyLocks
 	starts queue
+	// ends are the Stacks whose end is being recorded.
+	ends queue
 	// restarts is how many browsers are restarted at once after the host was.
 	restarts int
 
@@ -91,10 +93,13 @@ type Fleet struct {
 	mu sync.Mutex // guards the fields that follow
 	// proven are the generations that this process saw controllable.
 	proven map[string]uint64
+	// watched are the generations whose end is waited for.
+	watched map[string]uint64
 	// quarantine are the Stacks whose truth the store could not take.
 	quarantine map[string]Evidence
 	closed     bool
 	busy       sync.WaitGroup
+	watchers   sync.WaitGroup
 }
 
 // New returns the use cases over a store and a Runtime. Reconcile should
@@ -112,6 +117,7 @@ func New(o Options) (*Fleet, error) {
 	f := &Fleet{
 		cfg: o.Config, db: o.Store, rt: o.Runtime, log: o.Log,
 		starts: queue{free: o.Starts}, restarts: max(1, o.Starts/2),
+		ends: queue{free: observers}, watched: map[string]uint64{},
 		proven: map[string]uint64{}, quarantine: map[string]Evidence{},
 	}
 	f.work, f.cancel = context.WithCancel(context.Background())
@@ -123,7 +129,7 @@ func New(o Options) (*Fleet, error) {
 func (f *Fleet) Close(ctx context.Context) error {
 	f.refuse()
 	done := make(chan struct{})
-	go func() { f.busy.Wait(); close(done) }()
+	go func() { f.busy.Wait(); f.watchers.Wait(); close(done) }()
 	select {
 	case <-done:
 		return nil
@@ -143,6 +149,7 @@ func (f *Fleet) refuse() {
 // Keys of operation locks and intents.
 func sessionKey(session string) string { return "session:" + session }
 func loginKey(identity string) string  { return "login:" + identity }
+func unboundKey(profile string) string { return "unbound:" + profile }
 
 // run runs fn under the operation lock of key. A caller that goes away while it
 // waits for the lock leaves nothing; one that goes away later gets an error at

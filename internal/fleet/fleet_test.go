@@ -74,7 +74,7 @@ func TestMainPath(t *testing.T) {
 	if v.State != fleet.Ready || v.SnapshotAt.IsZero() || v.Login.Unsaved || v.Login.State != fleet.Stopped {
 		t.Errorf("saved: %+v", v)
 	}
-	if err := login.Running(ctx); fault.CodeOf(err) != fault.BrowserNotControllable {
+	if err := login.Running(ctx); fault.CodeOf(err) != fault.BrowserStopped {
 		t.Errorf("the login browser after save: %v", err)
 	}
 	_, err = s.SaveIdentity(ctx, user, "Mara")
@@ -135,10 +135,10 @@ func TestMainPath(t *testing.T) {
 	if sv, err = s.StopSession(ctx, user, "s1"); err != nil || sv.State != fleet.Stopped || sv.Wanted != fleet.WantedStopped || sv.LastExit == nil || !sv.LastExit.Clean {
 		t.Errorf("stopped: %+v %v", sv, err)
 	}
-	if err := b.Running(ctx); fault.CodeOf(err) != fault.BrowserNotControllable {
+	if err := b.Running(ctx); fault.CodeOf(err) != fault.BrowserStopped {
 		t.Errorf("the old browser after a stop: %v", err)
 	}
-	if _, err := b.OpenCDP(ctx); fault.CodeOf(err) != fault.BrowserNotControllable {
+	if _, err := b.OpenCDP(ctx); fault.CodeOf(err) != fault.BrowserStopped {
 		t.Errorf("the old browser's CDP after a stop: %v", err)
 	}
 	if _, err := s.RunningBrowser(ctx, "s1"); fault.CodeOf(err) != fault.BrowserStopped {

@@ -35,7 +35,7 @@ func (f *Fleet) Reconcile(ctx context.Context) error {
 	}
 	each(idKeys, "reconcile login", loginKey, f.reconcileLogin)
 	each(sessions, "reconcile session", sessionKey, f.reconcileSession)
-	each(profileKeys, "reconcile profile", func(key string) string { return "unbound:" + key }, f.reconcileUnbound)
+	each(profileKeys, "reconcile profile", unboundKey, f.reconcileUnbound)
 	if ctx.Err() != nil {
 		errs = append(errs, gone(ctx, "reconcile", "not everything was looked at", "The next use looks at what it touches"))
 	}

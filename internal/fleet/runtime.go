@@ -129,16 +129,25 @@ type Observation struct {
 type ExitReport struct {
 	// Clean means that Chromium closed its profile in order.
 	Clean bool `json:"clean"`
-	// Trigger is what ended it, as far as its holder knows: "stop",
-	// "signal", "browser" (it exited by itself), "unknown".
+	// Trigger is what ended it: one of the Trigger constants.
 	Trigger string `json:"trigger,omitempty"`
 	// Signal is the name of the signal that ended it, if one did.
 	Signal string `json:"signal,omitempty"`
-	// Detail is one phrase for a person: "ended by itself with SIGKILL".
+	// Detail is one phrase for a person: "killed by SIGKILL".
 	Detail   string    `json:"detail,omitempty"`
 	OOMKills int       `json:"oom_kills,omitempty"`
 	At       time.Time `json:"at"`
 }
+
+// Triggers of an ExitReport.
+const (
+	TriggerStop     = "stop"     // the fleet closed it
+	TriggerOperator = "operator" // somebody stopped its unit through systemd, which went on
+	TriggerShutdown = "shutdown" // systemd stopped it as the user's manager or the host went down
+	TriggerSignal   = "signal"   // a signal of somebody else's, or the kernel's
+	TriggerBrowser  = "browser"  // it exited by itself
+	TriggerUnknown  = "unknown"
+)
 
 // StopReport says how a proven stop went.
 type StopReport struct {

@@ -201,16 +201,31 @@ func setWanted(tx *store.Tx, session string, wanted Wanted) error {
 	return bindings.Put(tx, b)
 }
 
+// wantRunning records that the bound Session Browser is wanted, if it was not.
+func (f *Fleet) wantRunning(session string) error {
+	var wanted Wanted
+	err := f.view(func(tx *store.Tx) error {
+		b, err := bindings.Get(tx, session)
+		if err == nil {
+			wanted = b.Value.Wanted
+		}
+		return err
+	})
+	if err != nil || wanted == WantedRunning {
+		return err
+	}
+	return f.update(func(tx *store.Tx) error { return setWanted(tx, session, WantedRunning) })
+}
+
 // ensure returns the bound Session Browser running, started if need be.
 func (f *Fleet) ensure(ctx context.Context, actor audit.Actor, b *bound) (*runtime, error) {
-	if b.binding.Value.Wanted != WantedRunning {
-		err := f.update(func(tx *store.Tx) error { return setWanted(tx, b.binding.Key, WantedRunning) })
-		if err != nil {
-			return nil, err
-		}
-	}
 	r, err := f.settle(ctx, audit.System("next use"), b.profile.Value.Instance)
 	if err != nil {
+		return nil, err
+	}
+	// Now, because an operator's stop that was just found out about says the
+	// opposite.
+	if err := f.wantRunning(b.binding.Key); err != nil {
 		return nil, err
 	}
 	switch r.Value.State {

@@ -33,6 +33,7 @@ func (f *Fleet) setProven(r *runtime) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.proven[r.Key] = r.Value.Generation
+	f.watch(r)
 }
 
 func (f *Fleet) isProven(r *runtime) bool {
@@ -270,7 +271,7 @@ func (f *Fleet) observed(ctx context.Context, actor audit.Actor, seen *runtime, 
 		case Stopping:
 			return tx.Audit(event(actor, r, audit.SessionStopped, audit.LoginStopped, "%s was stopped: %s", what(r), describeExit(obs.Exit)))
 		}
-		return tx.Audit(event(actor, r, audit.SessionEnded, audit.LoginEnded, "%s ended: %s", what(r), describeExit(obs.Exit)))
+		return recordEnd(tx, actor, r, obs.Exit)
 	})
 	if err != nil && fact.proof {
 		return nil, f.endUnrecorded(ctx, actor, seen.Key, seen.Value.Evidence, err)
@@ -285,22 +286,26 @@ func (f *Fleet) observed(ctx context.Context, actor audit.Actor, seen *runtime, 
 }
 
 // cleanUp stops what could not be proven to be in order. It is quarantined
-// when that is not proven either.
+// when that is not proven either. Of a browser that is gone only the rest is
+// cleared away, and it is no state of its own that this is under way.
 func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, obs Observation) (*runtime, error) {
-	r, err := f.changeRuntime(seen.Key, func(tx *store.Tx, r *runtime) error {
+	recorded := func(r *runtime, fact facts) error {
 		if r.Rev != seen.Rev {
 			return store.ErrConflict
 		}
-		if err := r.Value.apply(onObserved, facts{}, now()); err != nil {
-			return err
-		}
-		if obs.State == Ended || seen.Value.State == Quarantined {
-			return nil // told below, or before
-		}
-		e := event(actor, r, audit.RuntimeUnverified, audit.RuntimeUnverified, "%s is not proven to be in order and is cleaned up", what(r))
-		e.Details["reason"] = obs.Reason
-		return tx.Audit(e)
-	})
+		return r.Value.apply(onObserved, fact, now())
+	}
+	r, err := seen, error(nil)
+	if obs.State != Ended {
+		r, err = f.changeRuntime(seen.Key, func(tx *store.Tx, r *runtime) error {
+			if err := recorded(r, facts{}); err != nil || seen.Value.State == Quarantined {
+				return err // a quarantine was told before
+			}
+			e := event(actor, r, audit.RuntimeUnverified, audit.RuntimeUnverified, "%s is not proven to be in order and is cleaned up", what(r))
+			e.Details["reason"] = obs.Reason
+			return tx.Audit(e)
+		})
+	}
 	if err != nil {
 		return nil, f.endUnrecorded(ctx, actor, seen.Key, seen.Value.Evidence, err)
 	}
@@ -318,8 +323,16 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 		return nil, refusal // as it was, it is looked at again
 	}
 	r, err = f.changeRuntime(r.Key, func(tx *store.Tx, r *runtime) error {
-		if err := r.Value.apply(onCleaned, facts{vacant: serr == nil}, now()); err != nil {
-			return err
+		fact := facts{vacant: serr == nil}
+		if obs.State == Ended {
+			if err := recorded(r, fact); err != nil {
+				return err
+			}
+		}
+		if r.Value.State != Stopped {
+			if err := r.Value.apply(onCleaned, fact, now()); err != nil {
+				return err
+			}
 		}
 		r.Value.LastExit = exit
 		if refusal != nil {
@@ -331,7 +344,7 @@ func (f *Fleet) cleanUp(ctx context.Context, actor audit.Actor, seen *runtime, o
 		}
 		r.Value.Problem = nil
 		if obs.State == Ended {
-			return tx.Audit(event(actor, r, audit.SessionEnded, audit.LoginEnded, "%s ended: %s", what(r), describeExit(exit)))
+			return recordEnd(tx, actor, r, exit)
 		}
 		return tx.Audit(event(actor, r, audit.RuntimeCleaned, audit.RuntimeCleaned, "%s was cleaned up: %s", what(r), describeExit(exit)))
 	})

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -65,7 +66,8 @@ func hold(spec *Spec, res resources) int {
 	signals := make(chan os.Signal, 8)
 	ignored := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGWINCH, unix.SIGTERM, unix.SIGINT)
-	signal.Notify(ignored, unix.SIGHUP, unix.SIGPIPE, unix.SIGCONT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	signal.Notify(ignored, unix.SIGHUP, unix.SIGPIPE, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	continued := watchContinued()
 
 	h := spec.Holder
 	relay := newRelay(spec)
@@ -116,12 +118,14 @@ func hold(spec *Spec, res resources) int {
 	go s.accept(l)
 
 	exit := Exit{Instance: spec.Instance, Generation: spec.Generation, BrowserPID: br.pid, Step: stepNone}
+	var signaled time.Time
 	select {
 	case <-br.done:
 		exit.Trigger = TriggerBrowser
 	case sig := <-signals:
 		exit.Trigger = TriggerSignal
 		exit.Detail = unix.SignalName(sig.(syscall.Signal))
+		signaled = time.Now()
 	case reason := <-closes:
 		exit.Trigger = TriggerClose + ": " + reason
 	case err := <-rootEnded:
@@ -148,6 +152,7 @@ func hold(spec *Spec, res resources) int {
 	}
 	exit.Step = br.stop(b, timeout)
 	br.describe(&exit)
+	exit.UnitStopped = exit.Detail == unix.SignalName(unix.SIGWINCH) && continued().After(signaled.Add(-continueSlack))
 	exit.OOMKills = oomKills()
 	exit.At = time.Now().UTC()
 	status := 0
@@ -161,6 +166,25 @@ func hold(spec *Spec, res resources) int {
 	br.drain(drainTimeout)
 	relay.say(6, "browser ended: "+summary(exit))
 	return status
+}
+
+// continueSlack is how much earlier than the stop signal the SIGCONT after it may
+// be seen: to a stopped process both come at once, in any order.
+const continueSlack = time.Second
+
+// watchContinued returns what tells when the last SIGCONT came.
+func watchContinued() func() time.Time {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGCONT)
+	var last atomic.Pointer[time.Time]
+	last.Store(new(time.Time))
+	go func() {
+		for range signals {
+			now := time.Now()
+			last.Store(&now)
+		}
+	}()
+	return func() time.Time { return *last.Load() }
 }
 
 func summary(e Exit) string {

@@ -177,10 +177,17 @@ type Exit struct {
 	Signal string `json:",omitempty"`
 	// OOMKills counts the kernel's out-of-memory kills in the role's cgroup.
 	OOMKills int
+	// UnitStopped: systemd stopped the unit, as far as its way of asking tells:
+	// the stop signal with a SIGCONT after it.
+	UnitStopped bool `json:",omitempty"`
 	// Clean: exit code 0, and nothing harsher than closing the pair was needed.
 	Clean bool
 	At    time.Time
 }
+
+// Ended reports whether the browser process had ended when this was written: one
+// that not even SIGKILL ends is given up.
+func (e Exit) Ended() bool { return e.Code >= 0 || e.Signal != "" }
 
 // maxExit bounds exit.json.
 const maxExit = 64 << 10

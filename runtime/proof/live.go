@@ -41,7 +41,7 @@ func (v *Verifier) Live(ctx context.Context, g Generation) (*Live, error) {
 	if missing := g.incomplete(); missing != "" {
 		return nil, refuse(RecordIncomplete, "no valid %s", missing)
 	}
-	if err := sameBoot(g); err != nil {
+	if err := SameBoot(g); err != nil {
 		return nil, err
 	}
 	fd, err := pidfdOpen(g.Leader.PID)
@@ -273,9 +273,9 @@ func running(pidfd, pid int) error {
 	return nil
 }
 
-// sameBoot checks that the Generation was started in this boot: after another
+// SameBoot checks that the Generation was started in this boot: after another
 // one its pids and cgroup numbers mean something else.
-func sameBoot(g Generation) error {
+func SameBoot(g Generation) error {
 	boot, err := bootID()
 	if err != nil {
 		return refuse(Unreadable, "boot id: %w", err)
@@ -289,7 +289,7 @@ func sameBoot(g Generation) error {
 // checkRecord checks that the record is of this boot and that the pidfile does
 // not contradict it.
 func checkRecord(g Generation) error {
-	if err := sameBoot(g); err != nil {
+	if err := SameBoot(g); err != nil {
 		return err
 	}
 	file, err := ReadPidfile(PidfilePath(g))
@@ -472,7 +472,7 @@ func (v *Verifier) AwaitEnd(ctx context.Context, g Generation) error {
 	if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(ctx); err != nil {
 		return fmt.Errorf("%s: %w", g, err)
 	}
-	if err := sameBoot(g); err != nil {
+	if err := SameBoot(g); err != nil {
 		return IgnoreEnded(err)
 	}
 	for _, m := range g.members() {
@@ -518,7 +518,7 @@ func (v *Verifier) StopUnit(ctx context.Context, g Generation) error {
 	if missing := g.incomplete(); missing != "" {
 		return refuse(RecordIncomplete, "no valid %s", missing)
 	}
-	if err := sameBoot(g); err != nil {
+	if err := SameBoot(g); err != nil {
 		return err
 	}
 	switch err := v.checkUnit(ctx, g); ReasonOf(err) {

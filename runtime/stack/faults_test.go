@@ -178,7 +178,7 @@ func TestLoginSurvives(t *testing.T) {
 		cancel()
 		generation++
 		ev = w.restart(ev, generation)
-		if x := w.lastExit; strings.HasPrefix(name, "systemctl") && (x == nil || !x.Clean || x.Trigger != "signal") {
+		if x := w.lastExit; strings.HasPrefix(name, "systemctl") && (x == nil || !x.Clean || x.Trigger != fleet.TriggerOperator) {
 			t.Errorf("after %s the browser's end is %+v", name, x)
 		}
 		if got := w.cookie(ev); got != want {

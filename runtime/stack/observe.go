@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"abfleet/internal/cdp"
 	"abfleet/internal/fleet"
-	"abfleet/runtime/holder"
 	"abfleet/runtime/role"
 	"abfleet/runtime/unit"
 )
@@ -20,8 +18,7 @@ const observeTimeout = 5 * time.Second
 
 // Observe says what is true of a recorded Stack now: controllable (its roles
 // proven ours and answering on their private sockets), stopped (proven
-// vacant), ended (no process is left in the browser's scope, but something of
-// the Stack is), or unverified with the reason. Where systemd cannot be asked it
+// vacant), ended (the browser is gone, but something of the Stack is left), or unverified with the reason. Where systemd cannot be asked it
 // is fleet.ErrUndecided.
 func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observation, error) {
 	e, err := decode(ev)
@@ -34,7 +31,7 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 	if notControllable == nil {
 		return fleet.Observation{State: fleet.Controllable}, nil
 	}
-	exit := r.exitReport(e)
+	exit := r.exitReport(ctx, e)
 	_, notVacant := r.verifier.Vacant(ctx, r.claim(e))
 	switch {
 	case notVacant == nil:
@@ -46,7 +43,10 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 		return fleet.Observation{}, fmt.Errorf("%w: %w", context.Cause(ctx), notControllable)
 	}
 	state := fleet.Unverified
-	if e.Chromium != nil {
+	if x, ok := r.lastWord(e); ok && x.Ended() {
+		// The holder may be there for a moment longer.
+		state = fleet.Ended
+	} else if e.Chromium != nil {
 		if populated, err := (unit.Cgroup{Path: e.Chromium.Cgroup}).Populated(); err == nil && !populated {
 			state = fleet.Ended
 		}
@@ -76,28 +76,4 @@ func (r *Runtime) controllable(ctx context.Context, e evidence) error {
 	c := cdp.New(conn)
 	defer c.Close()
 	return c.Root().Call(ctx, "Browser.getVersion", nil, nil)
-}
-
-// exitReport tells how the recorded browser ended, if its holder left word.
-func (r *Runtime) exitReport(e evidence) *fleet.ExitReport {
-	exit, err := holder.ReadExit(r.files(e.Instance).exit())
-	if err != nil || exit.Generation != e.Generation {
-		return nil
-	}
-	return &fleet.ExitReport{Clean: exit.Clean, Trigger: trigger(exit.Trigger), OOMKills: exit.OOMKills, At: exit.At, Detail: describe(exit)}
-}
-
-// trigger translates the holder's word for what ended a browser into the
-// fleet's.
-func trigger(t string) string {
-	word, _, _ := strings.Cut(t, ":")
-	switch word {
-	case holder.TriggerClose:
-		return "stop"
-	case holder.TriggerSignal:
-		return "signal"
-	case holder.TriggerBrowser:
-		return "browser"
-	}
-	return "unknown"
 }

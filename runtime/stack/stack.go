@@ -56,6 +56,9 @@ type evidence struct {
 	Display    *proof.Generation `json:"display,omitempty"`
 	VNC        *proof.Generation `json:"vnc,omitempty"` // of a display that serves no VNC itself
 	Chromium   *proof.Generation `json:"chromium,omitempty"`
+	// Manager is the run of systemd that the Stack was started under, as
+	// unit.Manager.Started has it.
+	Manager uint64 `json:"manager,omitempty"`
 }
 
 // generations are the Stack's roles that were started, in the order in which
@@ -111,6 +114,7 @@ type Runtime struct {
 	units      *unit.Manager
 	verifier   *proof.Verifier
 	peerCgroup string // the service's own cgroup; its processes may open a holder's socket
+	started    uint64 // which run of the manager this is
 
 	// namespaces: user namespaces were seen to work. Should they be taken
 	// away later, Chromium itself refuses to start.
@@ -142,8 +146,13 @@ func New(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Runtime, e
 		return nil, fault.Wrap(err, fault.SystemdUnavailable, "reach systemd",
 			"the user manager has to run for this user: loginctl enable-linger, and a session with XDG_RUNTIME_DIR set")
 	}
+	started, err := m.Started(ctx)
+	if err != nil {
+		m.Close()
+		return nil, fault.Wrap(err, fault.SystemdUnavailable, "reach systemd", "look at `systemctl --user status`; it has to answer")
+	}
 	return &Runtime{
-		cfg: cfg, log: log, units: m,
+		cfg: cfg, log: log, units: m, started: started,
 		verifier:   &proof.Verifier{Units: m, Helper: cfg.RoleHelper, Displays: []string{cfg.Xvnc, cfg.Xvfb}, VNC: cfg.X11vnc, Chromium: cfg.Chromium},
 		peerCgroup: own.Path,
 		displays:   map[int]bool{},
@@ -189,17 +198,22 @@ func (r *Runtime) CaptureSnapshot(ctx context.Context, dir, snapshot string) err
 }
 
 // files are the paths of one instance.
-type files struct{ dir string }
+type files struct{ dir, tmp string }
 
-func (r *Runtime) files(instance string) files { return files{r.cfg.InstanceDir(instance)} }
+func (r *Runtime) files(instance string) files {
+	return files{r.cfg.InstanceDir(instance), r.tempDir(instance)}
+}
 
 func (f files) root() string             { return filepath.Join(f.dir, "root") }
 func (f files) authority() string        { return filepath.Join(f.dir, "xauth") }
 func (f files) password() string         { return filepath.Join(f.dir, "vnc.passwd") }
 func (f files) rfb() string              { return filepath.Join(f.dir, "rfb.sock") }
 func (f files) cdp() string              { return filepath.Join(f.dir, "cdp.sock") }
-func (f files) exit() string             { return filepath.Join(f.dir, "exit.json") }
 func (f files) pidfile(rl string) string { return filepath.Join(f.dir, rl+".pid") }
+
+// exit is on the disk, unlike the rest: how a browser ended is still to be told
+// after the boot that it ended in.
+func (f files) exit() string { return filepath.Join(f.tmp, "exit.json") }
 
 // claim says what has to be vacant for the Stack to count as stopped.
 func (r *Runtime) claim(e evidence) proof.Claim {

@@ -39,7 +39,7 @@ func (r *Runtime) Start(ctx context.Context, req fleet.StartRequest) (fleet.Evid
 	defer cancel()
 
 	s := &starting{Runtime: r, req: req, files: r.files(req.Instance), ev: evidence{
-		Instance: req.Instance, Generation: req.Generation, Key: newKey(), Profile: req.Profile,
+		Instance: req.Instance, Generation: req.Generation, Key: newKey(), Profile: req.Profile, Manager: r.started,
 	}}
 	if err := s.admit(ctx); err != nil {
 		return nil, &fleet.StartError{Confirmed: true, Err: err}

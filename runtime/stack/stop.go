@@ -169,8 +169,8 @@ func (r *Runtime) emptied(ctx context.Context, g proof.Generation, wait time.Dur
 
 // ending says how the recorded browser ended.
 func (r *Runtime) ending(e evidence) (clean bool, detail string) {
-	exit, err := holder.ReadExit(r.files(e.Instance).exit())
-	if err != nil || exit.Generation != e.Generation {
+	exit, ok := r.lastWord(e)
+	if !ok {
 		return false, "the browser left no exit record"
 	}
 	return exit.Clean, describe(exit)
@@ -239,20 +239,4 @@ func (r *Runtime) vacate(ctx context.Context, e evidence) error {
 	}
 	_, err := r.verifier.Vacant(ctx, r.claim(e))
 	return err
-}
-
-// describe says in one line how a browser ended.
-func describe(x holder.Exit) string {
-	how := fmt.Sprintf("exit code %d", x.Code)
-	if x.Signal != "" {
-		how = x.Signal
-	}
-	text := fmt.Sprintf("ended with %s, asked by %s", how, x.Trigger)
-	if x.Trigger == holder.TriggerBrowser {
-		text = "ended by itself with " + how
-	}
-	if x.OOMKills > 0 {
-		text += fmt.Sprintf(", %d out-of-memory kills", x.OOMKills)
-	}
-	return text
 }

@@ -68,6 +68,7 @@ type Manager struct {
 	closed  bool
 	current *link
 	jobs    map[*jobWait]struct{}
+	watches map[*changes]struct{}
 	refused map[string]bool // properties that this systemd does not know
 }
 
@@ -83,6 +84,7 @@ func Dial(ctx context.Context, opts Options) (*Manager, error) {
 		done:    make(chan struct{}),
 		dialing: make(chan struct{}, 1),
 		jobs:    make(map[*jobWait]struct{}),
+		watches: make(map[*changes]struct{}),
 		refused: make(map[string]bool),
 	}
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
@@ -264,6 +266,9 @@ func (m *Manager) dial(ctx context.Context) (*link, error) {
 	if err := l.subscribe(ctx); err != nil {
 		return nil, err
 	}
+	if err := m.rewatch(ctx, l); err != nil {
+		return nil, fmt.Errorf("add match: %w", err)
+	}
 	if !stop() {
 		return nil, ctx.Err()
 	}
@@ -271,6 +276,7 @@ func (m *Manager) dial(ctx context.Context) (*link, error) {
 	go func() {
 		<-conn.Context().Done()
 		m.doubt()
+		m.relisten()
 	}()
 	return l, nil
 }
@@ -387,6 +393,8 @@ func (l *link) DeliverSignal(iface, member string, s *dbus.Signal) {
 	}
 	m := l.m
 	switch iface + "." + member {
+	case propsIface + ".PropertiesChanged":
+		m.changed(s.Path)
 	case managerIface + ".JobRemoved":
 		var id uint32
 		var job dbus.ObjectPath
@@ -427,6 +435,20 @@ func (m *Manager) doubt() {
 	for w := range m.jobs {
 		w.note(func() { w.doubt = true })
 	}
+	for c := range m.watches {
+		c.note()
+	}
+}
+
+// relisten makes a lost connection again while somebody watches units: nobody
+// else may have a reason to for hours. If the bus stays away, the next call does.
+func (m *Manager) relisten() {
+	if !m.watched() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), CallTimeout)
+	defer cancel()
+	_, _ = m.link(ctx)
 }
 
 // unitPath turns a unit name into the last element of its object path.

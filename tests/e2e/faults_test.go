@@ -198,7 +198,11 @@ func TestFaultKill(t *testing.T) {
 			done <- err
 		}()
 		found := func() bool {
-			paths, err := filepath.Glob(w.Path(w.RuntimeDir()) + "/abfleet/??????????/" + m.file)
+			dir := w.RuntimeDir() + "/abfleet"
+			if m.file == "exit.json" {
+				dir = w.UserHome() + "/.local/state/abfleet/tmp"
+			}
+			paths, err := filepath.Glob(w.Path(dir) + "/??????????/" + m.file)
 			w.check(err)
 			return len(paths) > 0 != m.gone
 		}

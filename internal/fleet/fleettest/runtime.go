@@ -577,28 +577,32 @@ func (r *Runtime) OpenViewer(_ context.Context, ev fleet.Evidence) (fleet.Viewer
 // KillBrowsers ends the browsers whose Profile directory contains part, as a
 // signal would; their displays stay. It returns how many.
 func (r *Runtime) KillBrowsers(part string) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := 0
-	for _, s := range r.stacks {
-		if s.browser && strings.Contains(s.profile, part) {
-			r.end(s, &fleet.ExitReport{Trigger: "signal", Signal: "SIGKILL", Detail: "ended with SIGKILL", At: time.Now().UTC()})
-			n++
-		}
-	}
-	r.notify()
-	return n
+	return r.endBrowsers(part, fleet.ExitReport{Trigger: fleet.TriggerSignal, Signal: "SIGKILL", Detail: "killed by SIGKILL"})
 }
 
 // CloseBrowsers ends the browsers whose Profile directory contains part, as a
 // person does who closes the last window.
 func (r *Runtime) CloseBrowsers(part string) int {
+	return r.endBrowsers(part, fleet.ExitReport{Clean: true, Trigger: fleet.TriggerBrowser, Detail: "ended by itself"})
+}
+
+// StopUnits ends the browsers whose Profile directory contains part, as systemd
+// does for an operator or, with shutdown, because it goes down.
+func (r *Runtime) StopUnits(part string, shutdown bool) int {
+	if shutdown {
+		return r.endBrowsers(part, fleet.ExitReport{Clean: true, Trigger: fleet.TriggerShutdown, Detail: "closed as systemd shut down"})
+	}
+	return r.endBrowsers(part, fleet.ExitReport{Clean: true, Trigger: fleet.TriggerOperator, Detail: "closed by an operator through systemd"})
+}
+
+func (r *Runtime) endBrowsers(part string, exit fleet.ExitReport) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	exit.At = time.Now().UTC()
 	n := 0
 	for _, s := range r.stacks {
 		if s.browser && strings.Contains(s.profile, part) {
-			r.end(s, &fleet.ExitReport{Clean: true, Trigger: "browser", Detail: "ended by itself", At: time.Now().UTC()})
+			r.end(s, &exit)
 			n++
 		}
 	}
