@@ -18,8 +18,9 @@ const observeTimeout = 5 * time.Second
 
 // Observe says what is true of a recorded Stack now: controllable (its roles
 // proven ours and answering on their private sockets), stopped (proven
-// vacant), ended (the browser is gone, but something of the Stack is left), or unverified with the reason. Where systemd cannot be asked it
-// is fleet.ErrUndecided.
+// vacant), ended (the browser is gone, but something of the Stack is left), or
+// unverified with the reason. Where systemd cannot be asked it is
+// fleet.ErrUndecided.
 func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observation, error) {
 	e, err := decode(ev)
 	if err != nil {
