@@ -106,6 +106,12 @@ func (g Generation) members() []Member {
 	return all
 }
 
+// orphaned reports whether the browser process leads the Generation: its holder
+// has died, and a recovery has proven the browser by itself.
+func (g Generation) orphaned() bool {
+	return g.Role == RoleChromium && g.Browser != nil && *g.Browser == g.Leader
+}
+
 // complete wants a process that leads its own group. PGID 0 and 1 would reach
 // far more than one process.
 func (m Member) complete() bool {
@@ -149,9 +155,10 @@ func (g Generation) contradicts(o Generation) string {
 
 // Capture fills in the evidence of a Generation from its scope and from /proc.
 // base brings what only the caller knows: Instance, Role, Number, Root, and what
-// the Role needs of Profile, LockFile, Display and Sockets. The process must
-// still be blocked in the trampoline and unreaped by us. It must be a live
-// process of our user, lead its own process group and be in the scope's cgroup.
+// the Role needs of Profile, LockFile, Display and Sockets. The process must not
+// be able to leave its number to another: it is unreaped by us and still blocked
+// in the trampoline, or held by a pidfd. It must be a live process of our user,
+// lead its own process group and be in the scope's cgroup.
 func Capture(info unit.Info, pid int, base Generation) (Generation, error) {
 	g := base
 	g.Unit, g.InvocationID, g.Cgroup, g.CgroupID = info.Name, info.InvocationID, info.ControlGroup, info.CgroupID

@@ -345,6 +345,14 @@ func (v *Verifier) checkLeaderProcess(g Generation, pidfd int) error {
 	if err := rootEvidence(g.Leader.PID, g.Root); err != nil {
 		return err
 	}
+	if g.Role == RoleChromium {
+		if err := lockEvidence(g.Leader.PID, g.LockFile); err != nil {
+			return err
+		}
+	}
+	if _, err := listenerEvidence(g.Leader.PID, g.Sockets); err != nil {
+		return err
+	}
 	return running(pidfd, g.Leader.PID)
 }
 
@@ -391,17 +399,18 @@ func (v *Verifier) checkBrowser(g Generation, m Member, pidfd int, strict bool) 
 	if m.UID != g.Leader.UID {
 		return refuse(UIDDiffers, "process %d runs as uid %d, its leader as %d", m.PID, m.UID, g.Leader.UID)
 	}
-	if s.PPID != g.Leader.PID {
+	exe, err := readExe(m.PID)
+	if err != nil {
+		return unreadable(m.PID, err)
+	}
+	browser := isProgram(exe, browserPrograms, v.Chromium)
+	if s.PPID != g.Leader.PID && !(browser && g.orphaned()) {
 		return refuse(ParentDiffers, "process %d is a child of %d, not of the leader %d", m.PID, s.PPID, g.Leader.PID)
 	}
 	if err := inCgroup(m.PID, g); err != nil {
 		return err
 	}
-	exe, err := readExe(m.PID)
-	if err != nil {
-		return unreadable(m.PID, err)
-	}
-	if !isProgram(exe, browserPrograms, v.Chromium) {
+	if !browser {
 		return refuse(SignatureDiffers, "process %d runs %s, which is no browser", m.PID, exe)
 	}
 	if err := profileSignature(m.PID, g.Profile, strict); err != nil {
@@ -469,18 +478,19 @@ func wake(g Generation, m Member) error {
 // recorded processes lives, wherever it is now; or with an error, at the latest
 // when ctx ends.
 func (v *Verifier) AwaitEnd(ctx context.Context, g Generation) error {
+	err := SameBoot(g)
+	if err == nil {
+		// Also where the record names no cgroup that could be waited for.
+		for _, m := range g.members() {
+			if err := IgnoreEnded(awaitMember(ctx, m)); err != nil {
+				return fmt.Errorf("%s: %w", g, err)
+			}
+		}
+	}
 	if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(ctx); err != nil {
 		return fmt.Errorf("%s: %w", g, err)
 	}
-	if err := SameBoot(g); err != nil {
-		return IgnoreEnded(err)
-	}
-	for _, m := range g.members() {
-		if err := IgnoreEnded(awaitMember(ctx, m)); err != nil {
-			return fmt.Errorf("%s: %w", g, err)
-		}
-	}
-	return nil
+	return IgnoreEnded(err)
 }
 
 func awaitMember(ctx context.Context, m Member) error {

@@ -133,6 +133,52 @@ func probeFlock(path string) (flockState, error) {
 	return flockState{exists: true}, nil
 }
 
+// lockEvidence checks that a process holds the exclusive flock of a Profile's
+// lock file through an open file of its own. The kernel lists the lock with each
+// descriptor of the open file that has it, so that a process which merely opened
+// the lock file, or whose lock file was replaced, is told apart.
+func lockEvidence(pid int, lockFile string) error {
+	var want unix.Stat_t
+	if err := unix.Lstat(lockFile, &want); err != nil {
+		return refuse(LockMissing, "lock file %s: %w", lockFile, err)
+	}
+	if want.Mode&unix.S_IFMT != unix.S_IFREG || int(want.Uid) != os.Geteuid() {
+		return refuse(LockMissing, "%s is not a regular file of ours", lockFile)
+	}
+	files, err := openFiles(pid)
+	if err != nil {
+		return unreadable(pid, err)
+	}
+	for link, target := range files {
+		// The kernel tells paths without the symbolic links that ours may have.
+		var got unix.Stat_t
+		if filepath.Base(target) != filepath.Base(lockFile) || unix.Stat(link, &got) != nil || got.Dev != want.Dev || got.Ino != want.Ino {
+			continue
+		}
+		// One that cannot be read was closed meanwhile.
+		if info, err := readProc(pid, "fdinfo/"+filepath.Base(link)); err == nil && hasFlock(string(info)) {
+			return nil
+		}
+	}
+	return refuse(LockMissing, "process %d does not hold the lock of %s", pid, lockFile)
+}
+
+// hasFlock reports whether a file in /proc/PID/fdinfo shows an exclusive flock,
+// with a line such as
+//
+//	lock:	1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF
+//
+// whose process is who took the lock, alive or not.
+func hasFlock(fdinfo string) bool {
+	for line := range strings.Lines(fdinfo) {
+		f := strings.Fields(line)
+		if len(f) >= 5 && f[0] == "lock:" && f[2] == "FLOCK" && f[4] == "WRITE" {
+			return true
+		}
+	}
+	return false
+}
+
 // flockOwner looks the lock up in /proc/locks. It names the process that took
 // the lock, which need not be the one that holds it now: open files are
 // inherited. It is a detail for people, never evidence.

@@ -55,7 +55,10 @@ const (
 	ParentDiffers Reason = "parent_differs"
 	// SingletonDiffers: the Profile's SingletonLock does not name the browser.
 	SingletonDiffers Reason = "singleton_differs"
-	// ListenerDiffers: another process listens on the recorded TCP address.
+	// LockMissing: the process does not hold the lock of the Profile.
+	LockMissing Reason = "lock_evidence_missing"
+	// ListenerDiffers: another process listens on a socket of the Role, or on
+	// its recorded TCP address.
 	ListenerDiffers Reason = "listener_differs"
 	// NoBrowser: no browser member is known.
 	NoBrowser Reason = "no_browser"
@@ -91,6 +94,14 @@ const (
 	DisplayBusy Reason = "display_busy"
 	// ListenerLive: somebody listens on a socket of ours, or on our TCP address.
 	ListenerLive Reason = "listener_live"
+)
+
+// Reasons of a refused reconstruction, beside those above.
+const (
+	// Ambiguous: more than one process, or an incomplete one, may be the Role.
+	Ambiguous Reason = "ambiguous"
+	// ScopeContradicts: the process is where no process of this Role can be.
+	ScopeContradicts Reason = "scope_contradicts"
 )
 
 // Refusal says that evidence is missing, partial or contradictory. It is the

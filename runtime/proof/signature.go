@@ -62,6 +62,9 @@ func (v *Verifier) leaderSignature(g Generation) error {
 	if isProgram(exe, helperPrograms, v.Helper) {
 		return nil
 	}
+	if g.orphaned() && isProgram(exe, browserPrograms, v.Chromium) {
+		return profileSignature(pid, g.Profile, false)
+	}
 	if !v.serves(g.Role, exe) {
 		return refuse(SignatureDiffers, "process %d runs %s, which is no leader of role %s", pid, exe, g.Role)
 	}

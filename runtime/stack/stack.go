@@ -59,6 +59,9 @@ type evidence struct {
 	// Manager is the run of systemd that the Stack was started under, as
 	// unit.Manager.Started has it.
 	Manager uint64 `json:"manager,omitempty"`
+	// Former are Generations that a recovery replaced. Nothing of them may be
+	// left either.
+	Former []proof.Generation `json:"former,omitempty"`
 }
 
 // generations are the Stack's roles that were started, in the order in which
@@ -226,6 +229,7 @@ func (r *Runtime) claim(e evidence) proof.Claim {
 	for _, g := range e.generations() {
 		c.Generations = append(c.Generations, *g)
 	}
+	c.Generations = append(c.Generations, e.Former...)
 	return c
 }
 

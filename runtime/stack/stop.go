@@ -237,6 +237,14 @@ func (r *Runtime) vacate(ctx context.Context, e evidence) error {
 			return err
 		}
 	}
+	for _, g := range e.Former {
+		if g.Cgroup == "" {
+			continue
+		}
+		if err := r.emptied(ctx, g, termWait); err != nil {
+			return err
+		}
+	}
 	_, err := r.verifier.Vacant(ctx, r.claim(e))
 	return err
 }

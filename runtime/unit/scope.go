@@ -12,7 +12,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// Scope describes a transient scope to create around one running process.
+// Scope describes a transient scope to create around running processes.
 //
 // Beyond what it says, every scope is unloaded once it is empty even if it
 // failed (CollectMode=inactive-or-failed), is killed after TimeoutStop
@@ -28,6 +28,9 @@ type Scope struct {
 	// PID is the process to put into the scope. Children that it has already
 	// stay where they are.
 	PID int
+	// Others are more processes to put into the scope. That they arrived is for
+	// the caller to see.
+	Others []int
 	// Requires and After name units that are active already; they give the
 	// order of stopping.
 	Requires, After []string
@@ -60,9 +63,11 @@ func (s Scope) validate() error {
 	if err := validName(s.Slice, ".slice"); err != nil {
 		return err
 	}
-	if s.PID <= 0 {
-		// To systemd 0 means the caller.
-		return fmt.Errorf("process %d: %w", s.PID, ErrNoProcess)
+	for _, pid := range append([]int{s.PID}, s.Others...) {
+		if pid <= 0 {
+			// To systemd 0 means the caller.
+			return fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+		}
 	}
 	return nil
 }
@@ -86,7 +91,11 @@ func (s Scope) properties() []property {
 	if len(s.After) > 0 {
 		props = append(props, property{"After", dbus.MakeVariant(s.After)})
 	}
-	return append(props, property{"PIDs", dbus.MakeVariant([]uint32{uint32(s.PID)})})
+	pids := []uint32{uint32(s.PID)}
+	for _, pid := range s.Others {
+		pids = append(pids, uint32(pid))
+	}
+	return append(props, property{"PIDs", dbus.MakeVariant(pids)})
 }
 
 // StartScope puts a process into a new scope. It returns when the job is done
