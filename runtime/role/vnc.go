@@ -14,9 +14,9 @@ type X11vnc struct {
 // Args returns the command line.
 //
 // -rfbport 0 keeps it off IPv4 only. What keeps it off IPv6 is -rfbportv6 0:
-// without that it listens on port 5900 of [::], with -noipv6 or -no6 too, and
-// with -localhost of what that name stands for. What it listens on is proven
-// after the start all the same.
+// without that it listens on port 5900 of [::], with -noipv6 or -no6 too. What it
+// listens on is proven after the start all the same. -localhost would turn away
+// whoever comes through the path socket.
 //
 // -safer, -nocmds and -norc have neither X clients nor files configure it.
 // -noshm, because a killed x11vnc leaves its shared memory behind until the next
@@ -25,7 +25,7 @@ type X11vnc struct {
 func (x X11vnc) Args() []string {
 	return []string{
 		x.Program, "-display", XDisplay(x.Display), "-auth", x.Authority,
-		"-unixsock", x.RFBSocket, "-rfbport", "0", "-rfbportv6", "0", "-noipv6", "-no6", "-localhost",
+		"-unixsock", x.RFBSocket, "-rfbport", "0", "-rfbportv6", "0", "-noipv6", "-no6", "-listen", "localhost",
 		"-rfbauth", x.PasswordFile, "-forever", "-shared",
 		"-safer", "-nocmds", "-norc", "-nolookup", "-noshm", "-nowireframe", "-noscrollcopyrect", "-quiet",
 	}

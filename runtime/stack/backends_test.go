@@ -1,9 +1,12 @@
 package stack
 
 import (
+	"crypto/des"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math/bits"
 	"net"
 	"net/http"
 	"net/netip"
@@ -76,13 +79,13 @@ func (w *world) args(pid int) []string {
 }
 
 // TestVNCServerListensOnNothing protects the screen from the network: an x11vnc
-// that listens on TCP, as it does on all interfaces without three of its options,
+// that listens on TCP, as it does on all interfaces without one of its options,
 // never becomes part of a Stack.
 func TestVNCServerListensOnNothing(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.Display = config.DisplayXvfb
 	w.cfg.X11vnc = w.wrapper(`
-for a; do shift; case $a in -noipv6|-no6|-localhost) ;; -rfbportv6) skip=1 ;; *) [ "$skip" ] && skip= || set -- "$@" "$a" ;; esac; done
+for a; do shift; case $a in -noipv6|-no6) ;; -rfbportv6) skip=1 ;; *) [ "$skip" ] && skip= || set -- "$@" "$a" ;; esac; done
 exec /usr/bin/x11vnc "$@"
 `)
 	w.refused("x11vnc on [::]", "vaaaaaaaaa", fault.EndpointUnsafe)
@@ -162,6 +165,7 @@ func TestRolesOfEachDisplay(t *testing.T) {
 		stop := e.Chromium.Unit
 		if e.Display != nil {
 			stop = e.Display.Unit
+			w.see(ev)
 		}
 		w.setCookie(ev, display)
 		if out, err := exec.Command("systemctl", "--user", "stop", stop).CombinedOutput(); err != nil {
@@ -177,6 +181,49 @@ func TestRolesOfEachDisplay(t *testing.T) {
 		if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// see opens the display with its password, as a viewer does.
+func (w *world) see(ev fleet.Evidence) {
+	w.t.Helper()
+	v, err := w.OpenViewer(w.t.Context(), ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer v.Conn.Close()
+	v.Conn.SetDeadline(time.Now().Add(30 * time.Second))
+	take := func(n int) []byte {
+		w.t.Helper()
+		b := make([]byte, n)
+		if _, err := io.ReadFull(v.Conn, b); err != nil {
+			w.t.Fatalf("RFB handshake: %v", err)
+		}
+		return b
+	}
+	const vncAuth = 2
+	banner := take(12)
+	v.Conn.Write(banner)
+	if types := take(int(take(1)[0])); !slices.Equal(types, []byte{vncAuth}) {
+		w.t.Errorf("the display offers the security types %v", types)
+	}
+	v.Conn.Write([]byte{vncAuth})
+	challenge := take(16)
+	key := make([]byte, des.BlockSize)
+	copy(key, v.Password)
+	for i := range key {
+		key[i] = bits.Reverse8(key[i])
+	}
+	block, err := des.NewCipher(key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for half := range slices.Chunk(challenge, des.BlockSize) {
+		block.Encrypt(half, half)
+	}
+	v.Conn.Write(challenge)
+	if result := take(4); !slices.Equal(result, make([]byte, 4)) {
+		w.t.Errorf("the display refuses its password: %v", result)
 	}
 }
 
