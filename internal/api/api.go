@@ -206,6 +206,7 @@ type Problem struct {
 type Exit struct {
 	Clean    bool      `json:"clean"`
 	Trigger  string    `json:"trigger,omitempty"`
+	Signal   string    `json:"signal,omitempty"`
 	Detail   string    `json:"detail,omitempty"`
 	OOMKills int       `json:"oom_kills,omitempty"`
 	At       time.Time `json:"at"`

@@ -32,7 +32,7 @@ func TestWireTypesAreTheFleetsViews(t *testing.T) {
 		}, &api.Identity{}},
 		{fleet.SessionView{
 			Session: "s", IdentityID: "i", IdentityName: "n", Wanted: fleet.WantedStopped, State: fleet.Broken, StartedAt: at, BoundAt: at, UpdatedAt: at,
-			Problem: problem, LastExit: &fleet.ExitReport{Clean: true, Trigger: "stop", Detail: "d", OOMKills: 3, At: at},
+			Problem: problem, LastExit: &fleet.ExitReport{Clean: true, Trigger: "stop", Signal: "s", Detail: "d", OOMKills: 3, At: at},
 		}, &api.Session{}},
 	} {
 		want, err := json.Marshal(pair.view)
