@@ -136,6 +136,33 @@ func TestVNCServerEnds(t *testing.T) {
 	}
 }
 
+// TestXvfbIsKilled protects the display number, which a killed server leaves
+// looking taken, and the service from what goes down with it.
+func TestXvfbIsKilled(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.Display = config.DisplayXvfb
+	ev := w.start("vjjjjjjjjj", w.cfg.TemplateDir("identity-1"))
+	e, err := decode(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(e.Display.Leader.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Watch(t.Context(), ev); err != nil {
+		t.Fatal(err)
+	}
+	if obs, err := w.Observe(t.Context(), ev); err != nil || obs.State == fleet.Controllable {
+		t.Errorf("after the end of the X server: %+v %v", obs, err)
+	}
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+	if role.DisplayTaken(e.Display.Display) {
+		t.Errorf("display %d still looks taken", e.Display.Display)
+	}
+}
+
 // TestRolesOfEachDisplay protects what an operator and systemd see of a Stack: a
 // scope for each role, in an order in which systemd stops the browser first,
 // whatever it stops.

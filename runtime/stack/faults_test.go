@@ -454,10 +454,16 @@ func TestServiceDiesBeforeRelease(t *testing.T) {
 	if err := w.CreateProfile(t.Context(), w.cfg.TemplateDir("identity-1")); err != nil {
 		t.Fatal(err)
 	}
+	at := func(rl string, e evidence) *proof.Generation {
+		return map[string]*proof.Generation{role.NameDisplay: e.Display, role.NameVNC: e.VNC, role.NameChromium: e.Chromium}[rl]
+	}
 	if os.Getenv("ABF_DIE") != "" {
+		if os.Getenv("ABF_DIE_AT") == role.NameVNC {
+			w.cfg.Display = config.DisplayXvfb
+		}
 		w.Start(t.Context(), fleet.StartRequest{Instance: "eeeeeeeeee", Generation: 1, Profile: w.cfg.TemplateDir("identity-1"),
 			Record: func(_ context.Context, ev fleet.Evidence) error {
-				if e, err := decode(ev); err != nil || e.Chromium == nil && os.Getenv("ABF_DIE_AT") == role.NameChromium {
+				if e, err := decode(ev); err != nil || at(os.Getenv("ABF_DIE_AT"), e) == nil {
 					return err
 				}
 				os.WriteFile(os.Getenv("ABF_DIE"), ev, 0o600)
@@ -470,12 +476,12 @@ func TestServiceDiesBeforeRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, at := range []string{role.NameDisplay, role.NameChromium} {
+	for _, rl := range []string{role.NameDisplay, role.NameVNC, role.NameChromium} {
 		file := filepath.Join(t.TempDir(), "evidence")
 		cmd := exec.Command(exe, "-test.run=^TestServiceDiesBeforeRelease$")
-		cmd.Env = append(os.Environ(), "ABF_DIE="+file, "ABF_DIE_AT="+at)
+		cmd.Env = append(os.Environ(), "ABF_DIE="+file, "ABF_DIE_AT="+rl)
 		if out, err := cmd.CombinedOutput(); err == nil {
-			t.Fatalf("at %s, the service survived: %s", at, out)
+			t.Fatalf("at %s, the service survived: %s", rl, out)
 		}
 		ev, err := os.ReadFile(file)
 		if err != nil {
@@ -485,21 +491,17 @@ func TestServiceDiesBeforeRelease(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := e.Display
-		if at == role.NameChromium {
-			g = e.Chromium
-		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if err := (unit.Cgroup{Path: g.Cgroup}).WaitEmpty(ctx); err != nil {
-			t.Fatalf("the trampoline of %s outlives its service: %v", at, err)
+		if err := (unit.Cgroup{Path: at(rl, e).Cgroup}).WaitEmpty(ctx); err != nil {
+			t.Fatalf("the trampoline of %s outlives its service: %v", rl, err)
 		}
 		if _, err := w.Stop(ctx, ev, "reconcile"); err != nil {
-			t.Errorf("at %s, what is recorded of it cannot be cleaned: %v", at, err)
+			t.Errorf("at %s, what is recorded of it cannot be cleaned: %v", rl, err)
 		}
 		out, err := exec.Command("systemctl", "--user", "list-units", "--all", "--no-legend", "--plain", w.cfg.UnitPrefix+"-eeeeeeeeee*").Output()
 		if err != nil || len(bytes.TrimSpace(out)) != 0 {
-			t.Errorf("at %s, units stay: %s %v", at, out, err)
+			t.Errorf("at %s, units stay: %s %v", rl, out, err)
 		}
 	}
 }
