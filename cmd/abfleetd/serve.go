@@ -60,7 +60,8 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 	closing.add(func(context.Context) error { host.Close(); return nil })
 	s, err := server.New(ctx, server.Deps{
 		Fleet: f, Auth: guard, Token: token, Log: log, MCP: mcpServer, IdleExit: cfg.IdleExit,
-		Doctor: func(ctx context.Context) []api.Finding { return doctor.Run(ctx, env, doctor.Checks()) },
+		CopyState: state.CopyTo,
+		Doctor:    func(ctx context.Context) []api.Finding { return doctor.Run(ctx, env, doctor.Checks()) },
 	})
 	if err != nil {
 		return err

@@ -45,6 +45,7 @@ const (
 	ReleasePath     = "/v1/session/release"
 	RecoveryPath    = "/v1/session/recovery"
 	ViewPath        = "/v1/view"
+	CopyStatePath   = "/v1/store/copy"
 )
 
 // WebPrefix is where the web listener serves its API, below it SocketPath the
@@ -236,4 +237,9 @@ type SessionRequest struct {
 	Identity string `json:"identity,omitempty"` // UsePath only
 	// LoggedOut, ReleasePath only, says that the login is lost.
 	LoggedOut bool `json:"logged_out,omitempty"`
+}
+
+// CopyState is the body of POST CopyStatePath.
+type CopyState struct {
+	Path string `json:"path"` // absolute, where nothing is yet
 }

@@ -194,7 +194,7 @@ func (a *app) command() *cobra.Command {
 	flags.StringVar(&a.socket, "socket", "", "control socket (default $AGENT_BROWSER_FLEET_SOCKET, else in the runtime directory)")
 	flags.StringVar(&a.config, "config", "", "configuration file (default the one of the prefix)")
 	root.AddCommand(a.setupCommand(), a.uninstallCommand(), a.identityCommand(), a.sessionCommand(), a.recoverCommand(),
-		a.mcpCommand(), a.viewCommand(), a.doctorCommand(), a.versionCommand())
+		a.storeCommand(), a.mcpCommand(), a.viewCommand(), a.doctorCommand(), a.versionCommand())
 	checkArguments(root)
 	return root
 }

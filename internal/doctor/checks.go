@@ -19,6 +19,7 @@ import (
 	"abfleet/internal/api"
 	"abfleet/internal/config"
 	"abfleet/internal/fault"
+	"abfleet/internal/store"
 )
 
 // Space below which a Profile can hardly be cloned, and below which it is time
@@ -50,6 +51,7 @@ func Checks() []Check {
 		{Code: "x11_sockets", Title: "X socket directory", Severity: SeverityWarning, Run: checkX11Sockets},
 		{Code: "fonts", Title: "fonts", Severity: SeverityWarning, Run: checkFonts},
 		{Code: "state_dir", Title: "state directory", Severity: SeverityError, Run: checkStateDir},
+		{Code: "state_copy", Title: "copy of the state", Severity: SeverityWarning, Run: checkStateCopy},
 		{Code: "disk", Title: "disk space", Severity: SeverityError, Run: checkDisk},
 		{Code: "disk_low", Title: "disk reserve", Severity: SeverityWarning, Needs: []string{"disk"}, Run: checkDiskReserve},
 		{Code: "service", Title: "service", Severity: SeverityError, Run: checkService},
@@ -138,6 +140,32 @@ func checkStateDir(_ context.Context, env *Env) (string, error) {
 		return "", failed(fault.UnsafePath, op, "Run: chmod 0700 "+home+"; it has to be a directory of yours and no symlink", "%w", err)
 	}
 	return home, nil
+}
+
+// checkStateCopy looks after what a damaged state would be restored from.
+func checkStateCopy(ctx context.Context, env *Env) (string, error) {
+	const op = "use the copy of the state"
+	if env.Config.Home == "" {
+		return "", skip("no state is known without a configuration")
+	}
+	state := env.Config.StateFile()
+	path := store.CopyOf(state)
+	again := "Make a backup: abfleet store backup FILE; the service renews its copy when it stops: systemctl --user restart abfleetd"
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(state); errors.Is(err, fs.ErrNotExist) {
+			return "there is no state yet", nil
+		}
+		return "", failed(fault.StateCorrupt, op, again, "there is no %s", path)
+	}
+	err := store.CheckFile(ctx, path)
+	var damaged *store.Damaged
+	switch {
+	case errors.As(err, &damaged):
+		return "", failed(fault.StateCorrupt, op, again, "%s is damaged: %s", path, damaged.Reason)
+	case err != nil:
+		return "", skip("it could not be checked: " + err.Error())
+	}
+	return path, nil
 }
 
 // private returns why a directory is not ours alone to write to.

@@ -15,7 +15,46 @@ import (
 	"abfleet/internal/api"
 	"abfleet/internal/config"
 	"abfleet/internal/fault"
+	"abfleet/internal/store"
 )
+
+func TestMain(m *testing.M) {
+	store.MaybeRunChecker()
+	os.Exit(m.Run())
+}
+
+// TestStateCopy protects the way back from a damaged state: a copy that is
+// missing or damaged is told while there still is a state to copy.
+func TestStateCopy(t *testing.T) {
+	home := filepath.Join(t.TempDir(), "home")
+	env := &Env{Config: &config.Config{Home: home}}
+	state := env.Config.StateFile()
+	if text, err := checkStateCopy(t.Context(), env); err != nil || !strings.Contains(text, "no state yet") {
+		t.Errorf("before the first start: %q, %v", text, err)
+	}
+	s, err := store.Open(t.Context(), state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(context.WithoutCancel(t.Context()))
+	wantCode := func(what string) {
+		t.Helper()
+		if _, err := checkStateCopy(t.Context(), env); fault.CodeOf(err) != fault.StateCorrupt || fault.HintOf(err) == "" {
+			t.Errorf("%s: %v, hint %q", what, err, fault.HintOf(err))
+		}
+	}
+	wantCode("a missing copy")
+	if err := s.Backup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := checkStateCopy(t.Context(), env); err != nil || text != s.CopyPath() {
+		t.Errorf("a good copy beside the service: %q, %v", text, err)
+	}
+	if err := os.Truncate(s.CopyPath(), 5000); err != nil {
+		t.Fatal(err)
+	}
+	wantCode("a torn copy")
+}
 
 func TestRun(t *testing.T) {
 	old := checkTimeout

@@ -86,6 +86,8 @@ type service struct {
 	h     *host
 	store *store.Store
 	log   *strings.Builder
+	// contradictory is set by a test that spoiled the records.
+	contradictory bool
 
 	mu sync.Mutex // guards the fields that follow
 	// steps counts fault points; at the crash-th the service is dead.
@@ -168,6 +170,9 @@ func (s *service) end() {
 	defer cancel()
 	if err := s.Close(ctx); err != nil {
 		s.h.t.Fatal(err)
+	}
+	if err := s.store.View(ctx, fleet.CheckStore); err != nil && !s.contradictory {
+		s.h.t.Errorf("the records contradict each other: %v", err)
 	}
 	if err := s.store.Close(ctx); err != nil {
 		s.h.t.Fatal(err)

@@ -76,6 +76,7 @@ func (s *Server) controlRoutes() http.Handler {
 		}
 		return map[string]any{"ok": true, "session": operatedSession{v.SessionView, v.SessionUnits}, "examination": v.Examination}, nil
 	}))
+	mux.Handle(api.CopyStatePath, post(s.copyState))
 	return mux
 }
 
@@ -157,6 +158,15 @@ func (s *Server) doctor(r *http.Request) (any, error) {
 		ok = ok && !(f.Status == "failed" && f.Severity == "error")
 	}
 	return api.Answer{OK: true, Doctor: &api.Doctor{OK: ok, Findings: findings}}, nil
+}
+
+// copyState writes a copy of the state where the operator wants it. The service
+// is the one that can, since it holds the file.
+func (s *Server) copyState(ctx context.Context, _ audit.Actor, body api.CopyState) (any, error) {
+	if s.deps.CopyState == nil {
+		return nil, fault.New(fault.NotFound, "copy fleet state", "", "this service has no state file")
+	}
+	return api.Answer{OK: true}, s.deps.CopyState(ctx, body.Path)
 }
 
 // view makes a link to the page. The token travels in the fragment, which

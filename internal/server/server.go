@@ -70,6 +70,9 @@ type Deps struct {
 	MCP *mcp.Server
 	// Doctor runs the checks as this process sees the host.
 	Doctor func(context.Context) []api.Finding
+	// CopyState writes a checked copy of the state to an absolute path where
+	// nothing is yet.
+	CopyState func(ctx context.Context, path string) error
 	// IdleExit is how long the service stays without work; 0 means for ever.
 	IdleExit time.Duration
 }

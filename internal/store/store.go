@@ -309,15 +309,25 @@ func checkOrKeepAside(ctx context.Context, path string) error {
 
 // keepAside renames the file to a name that no file has.
 func keepAside(path string, now time.Time) (string, error) {
-	base := path + ".corrupt-" + now.UTC().Format("20060102T150405Z")
+	return aside(path+".corrupt-"+stamp(now), func(kept string) error { return renameNoReplace(path, kept) })
+}
+
+// stamp is a time in a file name.
+func stamp(at time.Time) string { return at.UTC().Format("20060102T150405Z") }
+
+// aside tries keep with names after base until one is free, and returns it. It
+// is "" when nothing was kept.
+func aside(base string, keep func(string) error) (string, error) {
 	for i := range 100 {
 		kept := base
 		if i > 0 {
 			kept = fmt.Sprintf("%s-%d", base, i)
 		}
-		err := renameNoReplace(path, kept)
-		if !errors.Is(err, fs.ErrExist) {
-			return kept, err
+		switch err := keep(kept); {
+		case err == nil:
+			return kept, nil
+		case !errors.Is(err, fs.ErrExist):
+			return "", err
 		}
 	}
 	return "", fmt.Errorf("too many files named %s", base)
@@ -326,9 +336,9 @@ func keepAside(path string, now time.Time) (string, error) {
 func restoreHint(path string) string {
 	hint := "Nothing was deleted: browsers that run go on, Profiles stay on disk"
 	if _, err := os.Lstat(copyPath(path)); err == nil {
-		return fmt.Sprintf("%s. Restore the last checked copy and start again: cp -p %s %s", hint, copyPath(path), path)
+		return fmt.Sprintf("%s. Restore the last checked copy: abfleet store restore %s", hint, fault.Word(copyPath(path)))
 	}
-	return fmt.Sprintf("%s. There is no checked copy; put a backup of the file at %s and start again", hint, path)
+	return fmt.Sprintf("%s. There is no checked copy; restore a backup: abfleet store restore FILE", hint)
 }
 
 // renameNoReplace renames within one directory and syncs it.
@@ -355,8 +365,7 @@ func (s *Store) begin(ctx context.Context) error {
 			return fault.New(fault.StateCorrupt, opOpen, restoreHint(s.path), "%w", err)
 		}
 		if rec.Value.Schema != schema {
-			return fault.New(fault.StateTooNew, opOpen, "Install the version of abfleet that wrote this state, or a newer one",
-				"its schema is %d, this version knows %d", rec.Value.Schema, schema)
+			return tooNew(opOpen, rec.Value.Schema)
 		}
 		rec.Value.Epoch++
 		tx.host, tx.epoch = rec.Value.Host, rec.Value.Epoch

@@ -523,12 +523,12 @@ func TestRestore(t *testing.T) {
 	}
 	_, err := Open(t.Context(), path)
 	hint := fault.HintOf(err)
-	_, command, ok := strings.Cut(hint, ": cp ")
+	_, from, ok := strings.Cut(hint, ": abfleet store restore ")
 	if fault.CodeOf(err) != fault.StateCorrupt || !ok {
 		t.Fatalf("error %v, hint %q", err, hint)
 	}
-	if out, err := exec.Command("cp", strings.Fields(command)...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	if _, err := Restore(t.Context(), path, strings.Trim(from, "'"), anything, accepted); err != nil {
+		t.Fatal(err)
 	}
 	s := mustOpen(t, path)
 	if got := read(t, s); len(got) != len(content) {

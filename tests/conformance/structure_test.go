@@ -26,7 +26,7 @@ var layers = map[string][]string{
 	"internal/auth":   {"internal/fault", "internal/audit", "internal/safefs"},
 	"internal/api":    {"internal/fault", "internal/fleet", "internal/audit"},
 	"internal/sd":     {"internal/fault", "internal/audit"},
-	"internal/doctor": {"internal/fault", "internal/config", "internal/api"},
+	"internal/doctor": {"internal/fault", "internal/config", "internal/api", "internal/store"},
 
 	"internal/tools":            {"internal/fault", "internal/safefs", "internal/page", "internal/cdp"},
 	"internal/tools/playwright": {"internal/fault", "internal/tools", "internal/page", "internal/cdp"},
@@ -34,7 +34,7 @@ var layers = map[string][]string{
 
 	"internal/server":     {"internal/fault", "internal/config", "internal/tools", "internal/fleet", "internal/vnc", "internal/auth", "internal/api", "internal/audit", "internal/doctor", "internal/server/web", "internal/sd", "internal/page"},
 	"internal/server/web": {"internal/fault"},
-	"internal/cli":        {"internal/fault", "internal/config", "internal/api", "internal/doctor", "internal/auth", "internal/safefs", "units"},
+	"internal/cli":        {"internal/fault", "internal/config", "internal/api", "internal/doctor", "internal/auth", "internal/safefs", "internal/store", "internal/fleet", "units"},
 	"units":               {},
 
 	"runtime/unit":    {"internal/fault"},

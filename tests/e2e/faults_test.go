@@ -141,16 +141,33 @@ func TestFaultCorruptState(t *testing.T) {
 
 	// What the person is told to do, as it stands there; the next command
 	// starts the service.
-	restore := regexp.MustCompile(`: (cp .*)$`).FindStringSubmatch(fault.HintOf(err))
+	restore := regexp.MustCompile(`: (abfleet store restore .*)$`).FindStringSubmatch(fault.HintOf(err))
 	if restore == nil {
 		t.Fatalf("no way out in: %v\nhint: %s", err, fault.HintOf(err))
 	}
-	w.sh("until test $(systemctl --user is-active abfleetd.service) = failed; do sleep 0.05; done\n" + restore[1])
+	// A damaged state is told as that, and refused while a socket could start
+	// the service on it; the refusal says what to stop.
+	out := w.sh("until test $(systemctl --user is-active abfleetd.service) = failed; do sleep 0.05; done\n" +
+		"if abfleet store check 2>&1; then echo sound; fi\nif " + restore[1] + " --yes 2>&1; then echo restored; fi")
+	stop := regexp.MustCompile(`(?m)(systemctl --user stop .*)$`).FindStringSubmatch(out)
+	if stop == nil || strings.Contains(out, "\nsound") || strings.Contains(out, "\nrestored") || strings.Count(out, string(fault.StateCorrupt)) != 1 || !strings.Contains(out, string(fault.StateInUse)) {
+		t.Fatalf("check and restore beside a socket: %s", out)
+	}
+	out = w.sh(stop[1] + "\n" + restore[1] + " --yes")
+	start := regexp.MustCompile(`(?m)(systemctl --user start .*)$`).FindStringSubmatch(out)
+	if start == nil {
+		t.Fatalf("no way on in: %s", out)
+	}
+	w.sh(start[1])
 	if list := w.must("identity", "list").Identities; len(list) != 1 || list[0].State != "READY" {
 		t.Errorf("the verified copy holds %+v", list)
 	}
 	b.must("agent_browser_use_identity", map[string]any{"identity_id": "work"})
 	b.must("browser_snapshot", nil)
+	// With the service at work, on its own state.
+	if out := w.sh("abfleet store check && abfleet store backup ~/mine.db && stat -c %a ~/mine.db && abfleet store check ~/mine.db"); strings.Count(out, "Bindings 1,") != 4 || !strings.Contains(out, "\n600\n") {
+		t.Errorf("check and backup beside the service: %s", out)
+	}
 }
 
 // TestFaultPortTaken protects the page's port from being shared.
