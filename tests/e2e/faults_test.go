@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -167,6 +168,40 @@ func TestFaultCorruptState(t *testing.T) {
 	// With the service at work, on its own state.
 	if out := w.sh("abfleet store check && abfleet store backup ~/mine.db && stat -c %a ~/mine.db && abfleet store check ~/mine.db"); strings.Count(out, "Bindings 1,") != 4 || !strings.Contains(out, "\n600\n") {
 		t.Errorf("check and backup beside the service: %s", out)
+	}
+}
+
+// TestRestoreOlder protects a browser from a state that is older than it: it is
+// neither ended nor given away nor joined by a second one on its Profile, and a
+// session that the state does not know works again once it chose an Identity.
+func TestRestoreOlder(t *testing.T) {
+	w := ready(t, rig.Options{Name: "older"})
+	w.must("session", "use", "alpha", "work")
+	w.sh("abfleet store backup ~/mine.db")
+	w.must("session", "restart", "alpha")
+	w.must("session", "use", "beta", "work")
+	running := w.browserPIDs()
+	out := w.sh(`systemctl --user stop abfleetd-control.socket abfleetd-web.socket abfleetd.service
+		abfleet store restore ~/mine.db --yes
+		systemctl --user start abfleetd-control.socket abfleetd-web.socket`)
+	if strings.Count(out, "no record names") != 1 {
+		t.Errorf("one Profile has no record any more: %s", out)
+	}
+	if s, err := w.abf("session", "use", "alpha", "work"); err == nil {
+		t.Errorf("a browser of another generation was given to its session: %+v", s.Session)
+	}
+	w.refused(fault.SessionNotFound, "session", "show", "beta")
+	if s := w.must("session", "use", "beta", "work").Session; s.State != "controllable" {
+		t.Errorf("beta: %+v", s)
+	}
+	after := w.browserPIDs()
+	for _, pid := range running {
+		if !slices.Contains(after, pid) {
+			t.Errorf("browser %d was ended", pid)
+		}
+	}
+	if len(after) != len(running)+1 {
+		t.Errorf("browsers %v, before %v", after, running)
 	}
 }
 
