@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -107,5 +108,95 @@ func TestUserActions(t *testing.T) {
 	a.must("agent_browser_use_identity", map[string]any{"identity_id": "other"})
 	for _, event := range []audit.Type{audit.BindingReleased, audit.IdentityRenamed, audit.IdentityDeleted} {
 		w.journal("MESSAGE_ID=" + sd.MessageID(string(event)))
+	}
+}
+
+// TestStolenScope protects a session from a program that takes its display away
+// from PID 1's records: nothing is ended without proof, everybody is told, and a
+// person who sees the evidence gets the session back with its login.
+func TestStolenScope(t *testing.T) {
+	w := ready(t, rig.Options{Name: "stolen"})
+	w.must("session", "use", "alpha", "work")
+	a := w.agent("alpha")
+	a.cookie("stolen")
+	w.sh(`busctl --user call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit 'ssa(sv)a(sa(sv))' \
+		thief.scope fail 1 PIDs au 1 $(pgrep -u "$(id -u)" -x Xvnc) 0`)
+	w.refused(fault.BrowserStopUnproven, "session", "stop", "alpha")
+	if s := w.must("session", "show", "alpha").Session; s.State != "BROKEN" || s.Problem == nil || s.IdentityName != "work" {
+		t.Errorf("the session is %+v", s)
+	}
+	a.refused("browser_snapshot", nil, string(fault.BrowserNotControllable), "abfleet recover")
+	a.refused("agent_browser_use_identity", map[string]any{"identity_id": "work"}, string(fault.BrowserNotControllable))
+	w.sh("systemctl --user restart abfleetd.service")
+	if out, err := w.Sh(t.Context(), "abfleet recover alpha"); err == nil || !strings.Contains(out, "display: reconstructible") {
+		t.Errorf("without a person, recover says %v\n%s", err, out)
+	}
+	if s := w.must("session", "show", "alpha").Session; s.State != "BROKEN" {
+		t.Errorf("after a start of the service the session is %+v", s)
+	}
+	if out := w.sh("abfleet recover alpha --yes"); !strings.Contains(out, "was released") {
+		t.Errorf("recover says\n%s", out)
+	}
+	if left := w.sh(`pgrep -u "$(id -u)" -x Xvnc || true`); left != "" {
+		t.Errorf("displays run: %s", left)
+	}
+	w.must("session", "use", "alpha", "work")
+	a.hasCookie("stolen")
+}
+
+// TestOperationsPage protects who reads docs/OPERATIONS.md at night: the commands
+// of its story of a session do what it says, for a session with that name.
+func TestOperationsPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/OPERATIONS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, story, found := strings.Cut(string(page), "## The story of one session\n")
+	story, _, _ = strings.Cut(story, "\n## ")
+	w := ready(t, rig.Options{Name: "operations"})
+	w.must("identity", "create", "other")
+	w.must("identity", "login", "other", "--url", siteURL+"/form")
+	w.must("identity", "save", "other")
+	if !found {
+		t.Fatal("the page has no story")
+	}
+	w.must("session", "use", "my-session", "work")
+	s := w.must("session", "show", "my-session").Session
+	unit := w.sh("systemctl --user list-units --plain --no-legend 'abfleet-" + s.Instance + "-chromium-*.scope' | awk '{print $1}'")
+	fill := strings.NewReplacer("<instance>", s.Instance, "<id>", w.sh("systemctl --user show -P InvocationID "+unit), "UNIT", unit)
+	ran := 0
+	for line := range strings.Lines(story) {
+		command, isCommand := strings.CutPrefix(line, "    ")
+		command, _, _ = strings.Cut(command, " #")
+		command = fill.Replace(strings.TrimSpace(command))
+		switch {
+		case !isCommand, strings.Contains(command, " -f "):
+			continue // text, or a command that follows until it is told to stop
+		case strings.HasPrefix(command, "systemd-cgtop "):
+			command = strings.Replace(command, "cgtop", "cgtop -b -n 1", 1)
+		case strings.HasPrefix(command, "abfleet recover"):
+			w.must("session", "use", "my-session", "other") // it was released above
+			command += " --yes"
+		case strings.HasPrefix(command, "abfleet session release"), strings.HasPrefix(command, "abfleet identity delete"):
+			command += " --yes"
+		case strings.Contains(command, "session_browser.ended"):
+			w.sh("kill -KILL " + strconv.Itoa(w.browserPIDs()[0]))
+			w.must("session", "use", "my-session", "work")
+			w.journal("ABF_SESSION=my-session", "ABF_EVENT=session_browser.ended")
+		}
+		out := w.sh(command)
+		if out == "" || strings.Contains(out, "-- No entries --") {
+			t.Errorf("%s says nothing", command)
+		}
+		t.Logf("%s\n%s", command, out)
+		ran++
+	}
+	if ran < 12 {
+		t.Errorf("the page has %d commands", ran)
+	}
+	for _, event := range []string{"session_browser.started", "session_browser.stopped", "binding.released", "identity.renamed", "identity.deleted"} {
+		if line := w.journal("ABF_EVENT="+event, "ABF_ACTOR=operator"); line["ABF_IDENTITY"] == "" {
+			t.Errorf("%s: %v", event, line)
+		}
 	}
 }
