@@ -86,11 +86,17 @@ func (f *Fleet) ReleaseSession(ctx context.Context, actor audit.Actor, session s
 func (f *Fleet) stopReleased(ctx context.Context, actor audit.Actor, b *bound) error {
 	instance := b.profile.Value.Instance
 	r, _, err := f.stop(ctx, actor, opRelease, "release", instance, func(*store.Tx) error { return nil })
-	if err == nil && (r.Value.State == Stopped || r.Value.State == Broken && len(r.Value.Evidence) == 0) {
-		return nil
-	}
 	if errors.Is(err, ErrUndecided) {
 		return err
+	}
+	if err == nil && (r.Value.State == Stopped || r.Value.State == Broken && len(r.Value.Evidence) == 0) {
+		// The record may be older than what runs: a copy of the state was
+		// restored.
+		var left Examination
+		if left, err = f.examine(ctx, instance, opRelease); err != nil || left.Vacant {
+			return err
+		}
+		err = errors.New(left.Reason)
 	}
 	if err == nil {
 		err = f.notControllable(opRelease, r)
@@ -264,14 +270,20 @@ func (f *Fleet) ExamineSession(ctx context.Context, session string) (RecoveryVie
 	if v.SessionUnits, err = f.SessionUnits(ctx, session); err != nil {
 		return RecoveryView{}, err
 	}
-	r, req, err := f.recoverRequest(v.Instance)
+	v.Examination, err = f.examine(ctx, v.Instance, op)
+	return v, err
+}
+
+func (f *Fleet) examine(ctx context.Context, instance, op string) (Examination, error) {
+	r, req, err := f.recoverRequest(instance)
 	if err != nil {
-		return RecoveryView{}, err
+		return Examination{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
-	if v.Examination, err = f.rt.Examine(ctx, req); err != nil {
-		return RecoveryView{}, f.failure(err, fault.BrowserNotControllable, op, "Try again; if it persists, look at the journal of the service", r)
+	left, err := f.rt.Examine(ctx, req)
+	if err != nil {
+		err = f.failure(err, fault.BrowserNotControllable, op, "Try again; if it persists, look at the journal of the service", r)
 	}
-	return v, nil
+	return left, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -193,6 +194,36 @@ func TestReleaseOfWhatIsGone(t *testing.T) {
 		t.Errorf("release: %v", err)
 	}
 	s.use("s", "a")
+}
+
+// TestReleaseOfAnOlderRecord protects a Profile from what runs on it although the
+// record says that it is stopped, as after the restore of a copy: the release
+// ends it by recovery, or is refused.
+func TestReleaseOfAnOlderRecord(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	s.saved("a")
+	s.use("s", "a")
+	s.must(ignore(s.StopSession(t.Context(), user, "s")))
+	s.end()
+	old, err := os.ReadFile(h.cfg.StateFile())
+	s.must(err)
+	s = h.start()
+	s.use("s", "a")
+	s.end()
+	s.must(os.WriteFile(h.cfg.StateFile(), old, 0o600))
+
+	s = h.start()
+	defer s.end()
+	_, err = s.ReleaseSession(t.Context(), user, "s", false)
+	wantCode(t, "release of what cannot be recovered", err, fault.BrowserStopUnproven)
+	if _, err := s.Session(t.Context(), "s"); err != nil || len(h.rt.Remains()) != 1 {
+		t.Errorf("after it: %v, running %v", err, h.rt.Remains())
+	}
+	h.rt.Reconstruct = func(string) bool { return true }
+	if _, err := s.ReleaseSession(t.Context(), user, "s", false); err != nil || len(h.rt.Remains()) != 0 {
+		t.Errorf("release: %v, running %v", err, h.rt.Remains())
+	}
 }
 
 // TestReleaseUndecided protects a session from a release while systemd cannot be

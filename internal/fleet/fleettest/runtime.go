@@ -486,6 +486,8 @@ func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.
 	report, err := fleet.StopReport{Detail: "it was gone already"}, error(nil)
 	if len(req.Evidence) > 0 {
 		report, err = r.Stop(ctx, req.Evidence, "recovery")
+	} else if left, _ := r.Examine(ctx, req); !left.Vacant {
+		err = fault.New(fault.BrowserStopUnproven, "stop browser", "Look", "it runs, and no record proves whose it is")
 	}
 	if err == nil || r.Reconstruct == nil || !r.Reconstruct(req.Instance) {
 		return report, err
