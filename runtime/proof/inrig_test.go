@@ -68,6 +68,17 @@ func helper(mode string, args []string) error {
 		if err := flock(args[0]); err != nil {
 			return err
 		}
+	case "signals": // file that gets a line with each signal
+		all := make(chan os.Signal, 8)
+		signal.Notify(all)
+		signal.Reset(syscall.SIGURG) // the Go runtime sends it to itself
+		go func() {
+			for sig := range all {
+				if err := os.WriteFile(args[0], []byte(sig.String()+"\n"), 0o600); err != nil {
+					panic(err)
+				}
+			}
+		}()
 	case "ignore-term":
 		signal.Ignore(syscall.SIGTERM)
 	case "wait":
@@ -148,7 +159,8 @@ func becomeRole(spec roleSpec, stdin io.Reader) error {
 // TestInRig runs the tests named TestRig* of this very binary against a real
 // systemd, as the normal user of a rig.
 func TestInRig(t *testing.T) {
-	rig.TestInside(t, rig.Options{Name: "proof-rig"}, rig.InsideRun{How: "user", Tests: "^TestRig", Least: 10})
+	rig.TestInside(t, rig.Options{Name: "proof-rig"}, rig.InsideRun{How: "user", Tests: "^TestRig", Least: 10},
+		rig.InsideRun{How: "root", Tests: "^TestRoot", Least: 1, AsRoot: true})
 }
 
 // program makes a copy of the test binary under another name, because programs

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,7 +55,8 @@ type Finding struct {
 	PID          int
 	For, Against []string
 
-	heir heir // of Reconstructible
+	heir   heir  // of Reconstructible
+	doubts []int // the processes that stand in the way
 }
 
 // heir is a process that may lead a Role, as a Generation without its unit.
@@ -126,10 +128,49 @@ func (v *Verifier) Examine(ctx context.Context, lost Lost) ([]Finding, error) {
 			continue
 		}
 		f := v.findingOf(found, p)
-		f.Verdict = Doubtful
+		f.Verdict, f.doubts = Doubtful, append(f.doubts, p.PID)
 		f.Against = append(f.Against, fmt.Sprintf("process %d (%s) %s, in no proven process group", p.PID, p.exe, strings.Join(p.traces, " and ")))
 	}
 	return found, nil
+}
+
+// settleTime is how long Settled waits for processes to end that stand in the
+// way: parts of a browser outlive it for some 100 ms, and a process that exits
+// shows less and less of its evidence.
+const settleTime = time.Second
+
+// Settled is Examine for somebody who will act: what is ambiguous is looked at
+// again whenever a process of the doubt ends, for a second at most.
+func (v *Verifier) Settled(ctx context.Context, lost Lost) ([]Finding, error) {
+	wait, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	for {
+		found, err := v.Examine(ctx, lost)
+		if err != nil {
+			return nil, err
+		}
+		var doubts []int
+		for _, f := range found {
+			doubts = append(doubts, f.doubts...)
+		}
+		if len(doubts) == 0 || !oneEnds(wait, doubts) {
+			return found, nil
+		}
+	}
+}
+
+// oneEnds reports whether one of the processes ends before ctx does.
+func oneEnds(ctx context.Context, pids []int) bool {
+	var fds []unix.PollFd
+	for _, pid := range pids {
+		fd, err := pidfdOpen(pid)
+		if err != nil {
+			return Ended(err) && ctx.Err() == nil
+		}
+		defer unix.Close(fd)
+		fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	return unit.Poll(ctx, fds, 0) == nil
 }
 
 // corroborate replaces a Role without a complete record by what its pidfile adds
@@ -292,14 +333,19 @@ func (v *Verifier) examine(ctx context.Context, lost Lost, g Generation, witness
 			if populated && !slices.ContainsFunc(heirs, func(h heir) bool { return !inside(h.g.Leader.PID) }) {
 				f.Verdict = Proven
 				f.For = []string{record.Unit + " is the recorded invocation " + record.InvocationID}
+				groups = nil
 				if live, err := v.Live(ctx, record); err == nil {
 					live.Close()
 					f.PID = record.Leader.PID
+					// Children of before a recovery may be where they were.
+					for _, m := range record.members() {
+						groups = append(groups, m.PGID)
+					}
 					f.For = append(f.For, fmt.Sprintf("process %d is its recorded leader, and all its evidence holds", f.PID))
 				} else {
 					f.Against = []string{"its leader: " + err.Error()}
 				}
-				return f, func(p seen) bool { return inside(p.PID) }, nil
+				return f, func(p seen) bool { return inside(p.PID) || slices.Contains(groups, p.PGID) }, nil
 			}
 		case UnitUnknown:
 			return f, nil, err
@@ -310,6 +356,11 @@ func (v *Verifier) examine(ctx context.Context, lost Lost, g Generation, witness
 		f.Verdict, f.heir = Reconstructible, heirs[0]
 	case len(heirs) > 0:
 		f.Verdict = Doubtful
+		for _, h := range heirs {
+			for _, m := range h.g.members() {
+				f.doubts = append(f.doubts, m.PID)
+			}
+		}
 	}
 	if len(heirs) > 0 {
 		f.PID, f.For, f.Against = heirs[0].g.Leader.PID, heirs[0].pro, heirs[0].contra
@@ -665,7 +716,7 @@ func (v *Verifier) Reconstruct(ctx context.Context, lost Lost, role string, scop
 
 // heirOf returns the process that a Role can be reconstructed from.
 func (v *Verifier) heirOf(ctx context.Context, lost Lost, role string) (heir, error) {
-	found, err := v.Examine(ctx, lost)
+	found, err := v.Settled(ctx, lost)
 	if err != nil {
 		return heir{}, err
 	}

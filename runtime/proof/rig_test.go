@@ -56,13 +56,17 @@ func newBench(t *testing.T) *bench {
 	rig.NeedInside(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
-	units, err := unit.Dial(ctx, unit.Options{})
+	root := os.Geteuid() == 0
+	units, err := unit.Dial(ctx, unit.Options{System: root})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { units.Close() })
 	id := fmt.Sprintf("proof%d", instances.Add(1))
 	run := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "abftest")
+	if root {
+		run = "/run/abftest"
+	}
 	home := t.TempDir()
 	b := &bench{
 		t: t, ctx: ctx, v: &Verifier{Units: units}, instance: id, slice: "abftest-" + id + ".slice",

@@ -100,7 +100,7 @@ func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.
 		return report, err
 	}
 	r.log.Warn("an ordinary stop proves nothing, ownership is examined", "instance", e.Instance, "error", err)
-	found, err := r.verifier.Examine(ctx, r.lost(e))
+	found, err := r.verifier.Settled(ctx, r.lost(e))
 	if err != nil {
 		return report, r.unproven(e, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/runtime/proof"
@@ -91,8 +92,8 @@ func TestRecover(t *testing.T) {
 	const reconstructible, proven = fleet.VerdictReconstructible, fleet.VerdictProven
 	dir := w.cfg.TemplateDir("identity-1")
 	removePidfiles := func(e evidence) {
-		for _, rl := range []string{role.NameDisplay, role.NameChromium} {
-			if err := os.Remove(w.files(e.Instance).pidfile(rl)); err != nil {
+		for _, g := range e.generations() {
+			if err := os.Remove(proof.PidfilePath(*g)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -102,25 +103,34 @@ func TestRecover(t *testing.T) {
 		do                func(e *evidence) fleet.Evidence
 		display, chromium string
 		unclean           bool
+		backend           string // kind of display; Xvnc if empty
 	}{
 		{"the display's scope was stolen", func(e *evidence) fleet.Evidence {
 			if _, err := w.units.StartScope(t.Context(), unit.Scope{Name: "thief.scope", Slice: "thief.slice", PID: e.Display.Leader.PID}); err != nil {
 				t.Fatal(err)
 			}
 			return e.encode()
-		}, reconstructible, proven, false},
+		}, reconstructible, proven, false, ""},
 		{"systemd gave up the display's scope", func(e *evidence) fleet.Evidence {
 			g := w.killModeNone(*e.Display, w.cfg.UnitPrefix+"-"+e.Instance+"-display-9000.scope", e.Display.Leader.PID)
 			e.Display = &g
 			return e.encode()
-		}, reconstructible, proven, false},
+		}, reconstructible, proven, false, ""},
 		{"systemd gave up the browser's scope, and the key is lost", func(e *evidence) fleet.Evidence {
 			g := w.killModeNone(*e.Chromium, w.cfg.UnitPrefix+"-"+e.Instance+"-chromium-9000.scope", e.Chromium.Leader.PID, e.Chromium.Browser.PID)
 			e.Chromium, e.Key = &g, strings.Repeat("0", 32)
 			return e.encode()
-		}, proven, reconstructible, false},
-		{"the record is lost", func(e *evidence) fleet.Evidence { return nil }, reconstructible, reconstructible, false},
-		{"the record and the pidfiles are lost", func(e *evidence) fleet.Evidence { removePidfiles(*e); return nil }, reconstructible, reconstructible, false},
+		}, proven, reconstructible, false, ""},
+		{"the record is lost", func(e *evidence) fleet.Evidence { return nil }, reconstructible, reconstructible, false, ""},
+		{"the record and the pidfiles are lost", func(e *evidence) fleet.Evidence { removePidfiles(*e); return nil }, reconstructible, reconstructible, false, ""},
+		{"all is lost of an Xvfb with its x11vnc", func(e *evidence) fleet.Evidence { removePidfiles(*e); return nil }, reconstructible, reconstructible, false, config.DisplayXvfb},
+		{"all is lost of a headless browser", func(e *evidence) fleet.Evidence { removePidfiles(*e); return nil }, fleet.VerdictGone, reconstructible, false, config.DisplayNone},
+		{"the scope of an x11vnc was stolen", func(e *evidence) fleet.Evidence {
+			if _, err := w.units.StartScope(t.Context(), unit.Scope{Name: "vncthief.scope", Slice: "thief.slice", PID: e.VNC.Leader.PID}); err != nil {
+				t.Fatal(err)
+			}
+			return e.encode()
+		}, proven, proven, false, config.DisplayXvfb},
 		{"the record is lost and the pidfiles are legacy", func(e *evidence) fleet.Evidence {
 			for rl, pid := range map[string]int{role.NameDisplay: e.Display.Leader.PID, role.NameChromium: e.Chromium.Leader.PID} {
 				if err := os.WriteFile(w.files(e.Instance).pidfile(rl), fmt.Appendf(nil, "%d\n", pid), 0o600); err != nil {
@@ -128,14 +138,14 @@ func TestRecover(t *testing.T) {
 				}
 			}
 			return nil
-		}, reconstructible, reconstructible, false},
-		{"the record is garbage", func(e *evidence) fleet.Evidence { return fleet.Evidence(`"x"`) }, reconstructible, reconstructible, false},
+		}, reconstructible, reconstructible, false, ""},
+		{"the record is garbage", func(e *evidence) fleet.Evidence { return fleet.Evidence(`"x"`) }, reconstructible, reconstructible, false, ""},
 		{"the record has an empty ControlGroup", func(e *evidence) fleet.Evidence {
 			g := *e.Chromium
 			g.Cgroup = ""
 			e.Chromium = &g
 			return e.encode()
-		}, proven, reconstructible, false},
+		}, proven, reconstructible, false, ""},
 		{"the record is of another boot", func(e *evidence) fleet.Evidence {
 			d, c := *e.Display, *e.Chromium
 			d.BootID, c.BootID = "00000000-0000-0000-0000-000000000000", "00000000-0000-0000-0000-000000000000"
@@ -146,7 +156,7 @@ func TestRecover(t *testing.T) {
 				}
 			}
 			return e.encode()
-		}, reconstructible, reconstructible, false},
+		}, reconstructible, reconstructible, false, ""},
 		{"systemd gave up the scope of a hung browser whose holder was killed", func(e *evidence) fleet.Evidence {
 			if err := syscall.Kill(e.Chromium.Browser.PID, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -157,8 +167,12 @@ func TestRecover(t *testing.T) {
 				t.Fatal(err)
 			}
 			return e.encode()
-		}, proven, reconstructible, true},
+		}, proven, reconstructible, true, ""},
 	} {
+		w.cfg.Display = config.DisplayXvnc
+		if c.backend != "" {
+			w.cfg.Display = c.backend
+		}
 		ev := w.start("rrrrrrrrra", dir)
 		want := strings.ReplaceAll(c.name, " ", "-")
 		w.setCookie(ev, want)
@@ -169,12 +183,16 @@ func TestRecover(t *testing.T) {
 		was := e
 		req := fleet.RecoverRequest{Instance: e.Instance, Profile: e.Profile, Evidence: c.do(&e)}
 		t.Log(c.name)
-		if got := w.verdictsOf(req); got[proof.RoleDisplay] != c.display || got[proof.RoleChromium] != c.chromium {
+		got := w.verdictsOf(req)
+		if got[proof.RoleDisplay] != c.display || got[proof.RoleChromium] != c.chromium {
 			t.Errorf("%s: examined as %v, want display %s, chromium %s", c.name, got, c.display, c.chromium)
+		}
+		if vnc := got[proof.RoleVNC]; vnc != fleet.VerdictGone && c.backend != config.DisplayXvfb || vnc != reconstructible && c.backend == config.DisplayXvfb {
+			t.Errorf("%s: the VNC server is %s", c.name, vnc)
 		}
 		begin := time.Now()
 		// The less time a stop has, the sooner it gives up what cannot be asked.
-		ctx, cancel := context.WithTimeout(t.Context(), w.cfg.StopTimeout+cleanupTimeout/2)
+		ctx, cancel := context.WithTimeout(t.Context(), w.cfg.StopTimeout+cleanupTimeout/3)
 		report, err := w.Recover(ctx, req)
 		cancel()
 		if err != nil {
@@ -184,15 +202,19 @@ func TestRecover(t *testing.T) {
 		if report.Clean == c.unclean {
 			t.Errorf("%s: the report is %+v", c.name, report)
 		}
-		for _, m := range []proof.Member{was.Display.Leader, was.Chromium.Leader, *was.Chromium.Browser} {
-			if err := syscall.Kill(m.PID, 0); !errors.Is(err, syscall.ESRCH) {
-				t.Errorf("%s: process %d: %v", c.name, m.PID, err)
+		pids := []int{was.Chromium.Browser.PID}
+		for _, g := range was.generations() {
+			pids = append(pids, g.Leader.PID)
+		}
+		for _, pid := range pids {
+			if startOf(t, pid) != "" {
+				t.Errorf("%s: process %d lives", c.name, pid)
 			}
 		}
 		if x, err := w.Examine(t.Context(), req); err != nil || !x.Vacant || !x.Recoverable {
 			t.Errorf("%s: examined afterwards: %+v %v", c.name, x, err)
 		}
-		if role.DisplayTaken(was.Display.Display) {
+		if was.Display != nil && role.DisplayTaken(was.Display.Display) {
 			t.Errorf("%s: display %d leaves files", c.name, was.Display.Display)
 		}
 		ev, err = w.Start(t.Context(), fleet.StartRequest{Instance: e.Instance, Generation: 2, Profile: e.Profile})

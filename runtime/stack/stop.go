@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"syscall"
 	"time"
@@ -245,6 +246,25 @@ func (r *Runtime) vacate(ctx context.Context, e evidence) error {
 			return err
 		}
 	}
+	if err := r.sliceEmptied(ctx, e); err != nil {
+		return err
+	}
 	_, err := r.verifier.Vacant(ctx, r.claim(e))
 	return err
+}
+
+// sliceEmptied gives the last children of a browser time to end that a recovery
+// did not find, and left in the scope in which they were forked. Whether
+// something is left is for Vacant to say.
+func (r *Runtime) sliceEmptied(ctx context.Context, e evidence) error {
+	wctx, cancel := context.WithTimeout(ctx, termWait)
+	defer cancel()
+	for _, g := range e.generations() {
+		if parent := path.Dir(g.Cgroup); path.Base(parent) == r.cfg.Slice(e.Instance) {
+			if err := (unit.Cgroup{Path: parent}).WaitEmpty(wctx); err != nil && wctx.Err() == nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
 }
