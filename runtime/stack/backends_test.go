@@ -199,7 +199,7 @@ func TestRolesOfEachDisplay(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		ev = w.restart(ev, 2)
-		if x := w.lastExit; x == nil || !x.Clean || x.Trigger != "signal" {
+		if x := w.lastExit; x == nil || !x.Clean || x.Trigger != fleet.TriggerOperator {
 			t.Errorf("%s: a stop of %s ended the browser with %+v", display, stop, x)
 		}
 		if got := w.cookie(ev); got != display {
