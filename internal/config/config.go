@@ -93,6 +93,9 @@ type Config struct {
 	X11vnc     string
 	RoleHelper string
 
+	// Limits are those of every Stack whose Identity has no others.
+	Limits Limits
+
 	// StartTimeout bounds the start of a Stack, StopTimeout its clean stop, also
 	// when systemd stops it.
 	StartTimeout time.Duration
@@ -139,6 +142,12 @@ type file struct {
 	Tools struct {
 		Snapshot *string `toml:"snapshot"`
 	} `toml:"tools"`
+	Limits struct {
+		MemoryHigh Limit `toml:"memory_high"`
+		MemoryMax  Limit `toml:"memory_max"`
+		TasksMax   Limit `toml:"tasks_max"`
+		CPUWeight  Limit `toml:"cpu_weight"`
+	} `toml:"limits"`
 }
 
 type duration struct{ time.Duration }
@@ -217,6 +226,7 @@ func (f *file) values() (*Config, error) {
 		IdleExit:     or(f.IdleExit, duration{10 * time.Minute}).Duration,
 		WebListen:    or(f.Web.Listen, "127.0.0.1:0"),
 		Snapshot:     or(f.Tools.Snapshot, SnapshotFile),
+		Limits:       Limits(f.Limits),
 	}
 	if c.RoleHelper = or(f.Programs.RoleHelper, ""); c.RoleHelper == "" {
 		exe, err := os.Executable()
@@ -311,6 +321,9 @@ func (c *Config) checkValues() error {
 		if d.value < d.min || d.value > d.max {
 			return invalid(fmt.Sprintf("Use a duration from %s to %s", d.min, d.max), "%s %s", d.key, d.value)
 		}
+	}
+	if err := c.Limits.Check(); err != nil {
+		return invalid("Correct the [limits]", "limits: %w", err)
 	}
 	for _, p := range []struct{ key, value string }{
 		{"programs.chromium", c.Chromium}, {"programs.xvnc", c.Xvnc},

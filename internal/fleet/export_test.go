@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"abfleet/internal/config"
 	"abfleet/internal/store"
 )
 
@@ -177,4 +178,14 @@ func Watchers(f *Fleet) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watched)
+}
+
+// SetLimits gives an Identity limits of its own.
+func SetLimits(db store.DB, identity string, l config.Limits) {
+	err := db.Update(context.Background(), func(tx *store.Tx) error {
+		return changeIdentity(tx, identity, func(v *identityRecord) error { v.Limits = l; return nil })
+	})
+	if err != nil {
+		panic(err)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"abfleet/internal/audit"
+	"abfleet/internal/config"
 	"abfleet/internal/store"
 )
 
@@ -22,8 +23,10 @@ type identityRecord struct {
 	Unsaved    bool      `json:"unsaved,omitempty"`
 	SnapshotAt time.Time `json:"snapshot_at,omitzero"`
 	Problem    *Problem  `json:"problem,omitempty"`
-	Created    time.Time `json:"created"`
-	Updated    time.Time `json:"updated"`
+	// Limits are what its browsers have instead of the configured ones.
+	Limits  config.Limits `json:"limits,omitzero"`
+	Created time.Time     `json:"created"`
+	Updated time.Time     `json:"updated"`
 }
 
 type profileRecord struct {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net"
 	"time"
+
+	"abfleet/internal/config"
 )
 
 // Evidence is what a Runtime needs to prove that a running Stack is ours. The
@@ -88,6 +90,8 @@ type StartRequest struct {
 	// CloneFrom, when not empty, is the snapshot that Profile is cloned from
 	// first. Profile does not exist then, and the clone is complete or absent.
 	CloneFrom string
+	// Limits bound the whole Stack.
+	Limits config.Limits
 	// URL is opened in a new tab, or none when it is empty.
 	URL string
 	// Session and Identity are labels for the journal. Session is empty for a

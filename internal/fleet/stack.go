@@ -448,7 +448,11 @@ func (f *Fleet) request(instance, session, url string) (req StartRequest, dirty 
 			return err
 		}
 		id := r.Value.Identity
-		req = StartRequest{Instance: instance, Profile: f.cfg.TemplateDir(id), URL: url, Session: session, Identity: id}
+		of, err := identities.Get(tx, id)
+		if err != nil {
+			return err
+		}
+		req = StartRequest{Instance: instance, Profile: f.cfg.TemplateDir(id), URL: url, Session: session, Identity: id, Limits: of.Value.Limits.Over(f.cfg.Limits)}
 		if r.Value.login() {
 			return nil
 		}

@@ -113,6 +113,9 @@ func (s *starting) run(ctx context.Context) error {
 	if err := s.prepareDirs(ctx); err != nil {
 		return err
 	}
+	if err := s.bound(ctx); err != nil {
+		return err
+	}
 	cloned := make(chan error, 1)
 	go func() { cloned <- s.prepareProfile(ctx) }()
 	defer s.abandon()
@@ -140,6 +143,19 @@ func (s *starting) run(ctx context.Context) error {
 		return derr
 	}
 	return err
+}
+
+// bound has the limits of the Stack in force before the first of its processes.
+// Without any, systemd makes the slice with the first scope.
+func (s *starting) bound(ctx context.Context) error {
+	l := s.req.Limits
+	if l == (config.Limits{}) {
+		return nil
+	}
+	return s.units.StartSlice(ctx, unit.Slice{
+		Name: s.cfg.Slice(s.req.Instance), Description: s.description("limits"),
+		MemoryHigh: uint64(l.MemoryHigh), MemoryMax: uint64(l.MemoryMax), TasksMax: uint64(l.TasksMax), CPUWeight: uint64(l.CPUWeight),
+	})
 }
 
 // prepareDirs makes the instance's directories anew, and in them the file that

@@ -116,27 +116,7 @@ func (m *Manager) startScope(ctx context.Context, s Scope) (Info, error) {
 	if err := s.validate(); err != nil {
 		return Info{}, err
 	}
-	w := m.newJobWait(s.Name)
-	defer m.dropJobWait(w)
-	settled := func(ctx context.Context) (bool, error) {
-		// The job first: while there is one, an inactive unit is only waiting.
-		if pending, err := m.jobPending(ctx, s.Name); pending || err != nil {
-			return false, err
-		}
-		info, err := m.Info(ctx, s.Name)
-		switch {
-		case err != nil:
-			return false, err
-		case info.ActiveState != "active":
-			return false, &JobError{Unit: s.Name, Result: "failed"}
-		}
-		return true, nil
-	}
-	job, err := m.startTransient(ctx, s)
-	if err == nil {
-		err = m.wait(ctx, w, job, settled)
-	}
-	if err != nil {
+	if err := m.start(ctx, s.Name, s.properties(), optionalProperties); err != nil {
 		return Info{}, err
 	}
 	info, err := m.verifyScope(ctx, s)
@@ -146,9 +126,34 @@ func (m *Manager) startScope(ctx context.Context, s Scope) (Info, error) {
 	return info, err
 }
 
+// start makes a transient unit and returns when it is active.
+func (m *Manager) start(ctx context.Context, name string, props, optional []property) error {
+	w := m.newJobWait(name)
+	defer m.dropJobWait(w)
+	settled := func(ctx context.Context) (bool, error) {
+		// The job first: while there is one, an inactive unit is only waiting.
+		if pending, err := m.jobPending(ctx, name); pending || err != nil {
+			return false, err
+		}
+		info, err := m.Info(ctx, name)
+		switch {
+		case err != nil:
+			return false, err
+		case info.ActiveState != "active":
+			return false, &JobError{Unit: name, Result: "failed"}
+		}
+		return true, nil
+	}
+	job, err := m.startTransient(ctx, name, props, optional)
+	if err != nil {
+		return err
+	}
+	return m.wait(ctx, w, job, settled)
+}
+
 // startTransient makes the call and returns the path of the job, or "" if the
-// answer was lost and a scope of that name turned out to be there.
-func (m *Manager) startTransient(ctx context.Context, s Scope) (dbus.ObjectPath, error) {
+// answer was lost and a unit of that name turned out to be there.
+func (m *Manager) startTransient(ctx context.Context, name string, props, optional []property) (dbus.ObjectPath, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	asked := false
@@ -157,7 +162,7 @@ func (m *Manager) startTransient(ctx context.Context, s Scope) (dbus.ObjectPath,
 		if err != nil {
 			return "", err
 		}
-		job, err := m.startOn(ctx, l, s)
+		job, err := m.startOn(ctx, l, name, props, optional)
 		if err == nil {
 			return job, nil
 		}
@@ -183,11 +188,11 @@ func (m *Manager) startTransient(ctx context.Context, s Scope) (dbus.ObjectPath,
 // startOn adds the optional properties that are not known to be refused. If
 // systemd objects to the whole, it leaves each of them away in turn, then all;
 // only a refusal that this cures is remembered.
-func (m *Manager) startOn(ctx context.Context, l *link, s Scope) (dbus.ObjectPath, error) {
+func (m *Manager) startOn(ctx context.Context, l *link, name string, props, optional []property) (dbus.ObjectPath, error) {
 	m.mu.Lock()
-	optional := slices.DeleteFunc(slices.Clone(optionalProperties), func(p property) bool { return m.refused[p.Name] })
+	optional = slices.DeleteFunc(slices.Clone(optional), func(p property) bool { return m.refused[p.Name] })
 	m.mu.Unlock()
-	job, err := l.startTransientUnit(ctx, s.Name, append(s.properties(), optional...))
+	job, err := l.startTransientUnit(ctx, name, slices.Concat(props, optional))
 	if len(optional) == 0 || !isRefusal(err) {
 		return job, translate(err)
 	}
@@ -202,7 +207,7 @@ func (m *Manager) startOn(ctx context.Context, l *link, s Scope) (dbus.ObjectPat
 		left := slices.DeleteFunc(slices.Clone(optional), func(p property) bool {
 			return slices.ContainsFunc(drop, func(d property) bool { return d.Name == p.Name })
 		})
-		job, again := l.startTransientUnit(ctx, s.Name, append(s.properties(), left...))
+		job, again := l.startTransientUnit(ctx, name, slices.Concat(props, left))
 		if again == nil {
 			m.mu.Lock()
 			for _, d := range drop {

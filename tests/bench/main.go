@@ -56,6 +56,8 @@ var suites = []struct {
 	{"activation", benchActivation},
 	{"service", benchService},
 	{"tools", benchTools},
+	{"reaction", benchReaction},
+	{"idle", benchIdle},
 }
 
 func main() {
