@@ -971,7 +971,7 @@ func TestNothingLeaks(t *testing.T) {
 	b := mustBrowser(t, s, "s")
 	nasty := func(instance string) error {
 		return fault.New(fault.BrowserStopUnproven, "stop browser", "look at `systemctl --user status abfleet-"+instance+".slice`",
-			"unit abfleet-%s-chromium-1.scope on %s at 127.0.0.1:9222, %s/%s/rfb.sock", instance, s.profileOf("s"), h.cfg.RuntimeDir, instance)
+			"unit abfleet-%s-chromium-1.scope on %s at 127.0.0.1:9222, [::]:5900, [::1]:5901 and 0.0.0.0:5902, %s/%s/rfb.sock", instance, s.profileOf("s"), h.cfg.RuntimeDir, instance)
 	}
 	h.rt.FailStart = func(req fleet.StartRequest) error { return nasty(req.Instance) }
 	use("s", "b")
@@ -995,7 +995,7 @@ func TestNothingLeaks(t *testing.T) {
 		say(e.Public(), err)
 	}
 	text := out.String()
-	for _, secret := range []string{h.cfg.Home, h.cfg.RuntimeDir, b.InstanceOf(), "profile-", ".slice", ".scope", "9222"} {
+	for _, secret := range []string{h.cfg.Home, h.cfg.RuntimeDir, b.InstanceOf(), "profile-", ".slice", ".scope", ":9222", ":590"} {
 		if i := strings.Index(text, secret); i >= 0 {
 			t.Errorf("%q is told: ...%s...", secret, text[max(0, i-150):min(len(text), i+80)])
 		}
