@@ -129,7 +129,7 @@ func benchIdle(b *bencher) error {
 		if err != nil {
 			return err
 		}
-		names[g.Leader.PID] = "holder"
+		names[g.Leader.PID] = roles[1]
 	}
 	out, err := exec.CommandContext(b, "systemctl", "--user", "show", "-P", "MainPID", serviceUnit).Output()
 	if err != nil {
@@ -139,7 +139,7 @@ func benchIdle(b *bencher) error {
 	if err != nil {
 		return err
 	}
-	names[service] = "service"
+	names[service] = roles[0]
 	if err := pause(b, idleAfter); err != nil {
 		return err
 	}
@@ -155,7 +155,11 @@ func benchIdle(b *bencher) error {
 	if err != nil {
 		return err
 	}
-	r.Ours = []float64{float64(after - before)}
+	for _, name := range roles {
+		fmt.Fprintf(os.Stderr, "wake-ups of every %s: %d\n", name, after[name]-before[name])
+		r.Ours = append(r.Ours, float64(after[name]-before[name]))
+	}
+	r.Ours = []float64{r.Ours[0] + r.Ours[1]}
 	summary, err := trace(b, names)
 	if err != nil {
 		return err
@@ -176,25 +180,29 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// roles are the kinds of processes that are counted.
+var roles = []string{"service", "holder"}
+
 // slept is how often threads of the processes have gone to sleep so far: so often
 // they wake up.
-func slept(names map[int]string) (total int, err error) {
-	for pid := range names {
+func slept(names map[int]string) (map[string]int, error) {
+	total := map[string]int{}
+	for pid, name := range names {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		for _, file := range files {
 			status, err := os.ReadFile(file)
 			if err != nil {
-				return 0, err
+				return nil, err
 			}
 			_, count, _ := strings.Cut(string(status), "\nvoluntary_ctxt_switches:")
 			n, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(count, "\n", 2)[0]))
 			if err != nil {
-				return 0, fmt.Errorf("%s: %w", file, err)
+				return nil, fmt.Errorf("%s: %w", file, err)
 			}
-			total += n
+			total[name] += n
 		}
 	}
 	return total, nil
@@ -204,7 +212,7 @@ func slept(names map[int]string) (total int, err error) {
 // it they sleep more often: it says what they wake up for, not how often.
 func trace(ctx context.Context, names map[int]string) (string, error) {
 	var all strings.Builder
-	for _, name := range []string{"service", "holder"} {
+	for _, name := range roles {
 		args := []string{"-f", "-c", "-S", "calls"}
 		for pid, of := range names {
 			if of == name {
