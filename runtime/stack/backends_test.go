@@ -214,6 +214,13 @@ func TestRolesOfEachDisplay(t *testing.T) {
 // see opens the display with its password, as a viewer does.
 func (w *world) see(ev fleet.Evidence) {
 	w.t.Helper()
+	e, err := decode(ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if fi, err := os.Stat(w.files(e.Instance).rfb()); err != nil || fi.Mode().Perm() != 0o600 {
+		w.t.Errorf("the VNC socket: %v %v", fi.Mode(), err)
+	}
 	v, err := w.OpenViewer(w.t.Context(), ev)
 	if err != nil {
 		w.t.Fatal(err)

@@ -428,6 +428,10 @@ func (s *starting) viewerReady(ctx context.Context, viewer *placed) error {
 	if viewer != s.vnc {
 		return err
 	}
+	if err == nil {
+		// It has no option for that, unlike an Xvnc. The directory is private.
+		err = os.Chmod(s.files.rfb(), 0o600)
+	}
 	var live *proof.Live
 	if err == nil {
 		live, err = s.verifier.Live(ctx, *s.ev.VNC)
