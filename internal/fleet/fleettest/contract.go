@@ -43,6 +43,7 @@ func Contract(t *testing.T, make func(t *testing.T) Subject) {
 		"one Profile has one browser":                (*contract).exclusive,
 		"old evidence is no power over a new Stack":  (*contract).oldEvidence,
 		"trees can be made, removed and made again":  (*contract).trees,
+		"a Stack is watched until it ends":           (*contract).watched,
 		"evidence that says nothing is an error":     (*contract).noEvidence,
 		"a start without its snapshot says so":       (*contract).noSnapshot,
 		"a browser that is gone exposes no endpoint": (*contract).noEndpoint,
@@ -376,6 +377,34 @@ func (c *contract) oldEvidence() {
 	}
 	c.observe(second, fleet.Controllable)
 	c.stop(second)
+}
+
+func (c *contract) watched() {
+	ev := c.start(fleet.StartRequest{Instance: instance(), Generation: 1, Profile: c.template()})
+	watch := func(ctx context.Context) <-chan error {
+		done := make(chan error, 1)
+		go func() { done <- c.rt.Watch(ctx, ev) }()
+		return done
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	given, kept := watch(ctx), watch(c.ctx)
+	cancel()
+	if err := <-given; !errors.Is(err, context.Canceled) {
+		c.Errorf("a watch that was given up: %v", err)
+	}
+	c.observe(ev, fleet.Controllable)
+	select {
+	case err := <-kept:
+		c.Errorf("a Stack in order is told to have ended: %v", err)
+	default:
+	}
+	c.stop(ev)
+	if err := <-kept; err != nil {
+		c.Errorf("the end of a Stack: %v", err)
+	}
+	if err := <-watch(c.ctx); err != nil {
+		c.Errorf("a Stack that has ended: %v", err)
+	}
 }
 
 func (c *contract) trees() {
