@@ -2,16 +2,21 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"abfleet/internal/audit"
 	"abfleet/internal/store"
 )
 
-// watchAgain is the pause before a Stack is watched again that was told to have
-// lost something and turned out to be in order. It is no interval of a poll: it
-// keeps a Runtime that errs from keeping the service busy.
-const watchAgain = time.Second
+// watchAgain and watchAtLeast are the first and the longest pause before a Stack
+// is watched again that was told to have lost something and turned out to be in
+// order, or of which could not be found out what became of it. Each pause
+// doubles. Where nothing errs there is none.
+const (
+	watchAgain   = time.Second
+	watchAtLeast = time.Minute
+)
 
 // watch has the end of a generation noticed that this process has proven. A
 // generation is watched once, until it ends or the Fleet closes. It needs f.mu
@@ -35,7 +40,7 @@ func (f *Fleet) watch(r *runtime) {
 
 // watchOver records the end of a generation when it comes.
 func (f *Fleet) watchOver(instance string, generation uint64, ev Evidence) {
-	for {
+	for pause := watchAgain; ; pause = min(2*pause, watchAtLeast) {
 		err := f.rt.Watch(f.work, ev)
 		if f.work.Err() != nil {
 			return
@@ -48,11 +53,11 @@ func (f *Fleet) watchOver(instance string, generation uint64, ev Evidence) {
 		if err != nil && f.work.Err() == nil {
 			f.log.Warn("cannot record the end of a browser", "instance", instance, "error", err)
 		}
-		if !runs || err != nil {
+		if !runs && !errors.Is(err, ErrUndecided) {
 			return
 		}
 		select {
-		case <-time.After(watchAgain):
+		case <-time.After(pause):
 		case <-f.work.Done():
 			return
 		}

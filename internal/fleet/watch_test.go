@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -215,6 +216,29 @@ func TestWatchManyAtOnce(t *testing.T) {
 			t.Errorf("the end of %s is told twice", e.Session)
 		}
 		ended[e.Session] = true
+	}
+}
+
+// TestWatchUndecided protects an end that comes while systemd cannot be asked: it
+// is told when it can be, without a use.
+func TestWatchUndecided(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.use("s", "a")
+	feed := s.Watch(t.Context())
+	var looks atomic.Int32
+	h.rt.FailObserve = func(string) error {
+		if looks.Add(1) <= 4 {
+			return fleet.ErrUndecided
+		}
+		return nil
+	}
+	h.rt.KillBrowsers(s.profileOf("s"))
+	awaitEvent(t, feed, audit.SessionEnded)
+	if n := looks.Load(); n <= 4 {
+		t.Errorf("it was told after %d looks", n)
 	}
 }
 
