@@ -658,8 +658,9 @@ func within(cg unit.Cgroup, groups []int) error {
 // anybody does, as any other. scope names a unit that never existed; its PID and
 // Others are filled in.
 //
-// Any doubt about any Role of the Stack is a *Refusal and changes nothing. The
-// processes are examined twice, the second time while pidfds hold them.
+// Any doubt about any Role of the Stack is a *Refusal and changes nothing; that the
+// Role has ended meanwhile is one too, as Ended tells. The processes are examined
+// twice, the second time while pidfds hold them.
 func (v *Verifier) Reconstruct(ctx context.Context, lost Lost, role string, scope unit.Scope) (Generation, error) {
 	first, err := v.heirOf(ctx, lost, role)
 	if err != nil {
@@ -676,7 +677,7 @@ func (v *Verifier) Reconstruct(ctx context.Context, lost Lost, role string, scop
 	switch {
 	case err != nil:
 		return Generation{}, err
-	case !slices.Equal(h.g.members(), first.g.members()):
+	case slices.ContainsFunc(h.g.members(), func(m Member) bool { return !slices.Contains(first.g.members(), m) }):
 		return Generation{}, refuse(Ambiguous, "the %s changed while it was looked at", role)
 	}
 	scope.PID, scope.Others = h.g.Leader.PID, slices.DeleteFunc(slices.Clone(h.group), func(pid int) bool { return pid == h.g.Leader.PID })
@@ -720,17 +721,19 @@ func (v *Verifier) heirOf(ctx context.Context, lost Lost, role string) (heir, er
 	if err != nil {
 		return heir{}, err
 	}
-	var h *heir
-	for i, f := range found {
+	for _, f := range found {
 		if f.Verdict == Doubtful {
 			return heir{}, refuse(Ambiguous, "%s: %s", f.Role, strings.Join(f.Against, "; "))
 		}
-		if f.Role == role && f.Verdict == Reconstructible {
-			h = &found[i].heir
+	}
+	for _, f := range found {
+		switch {
+		case f.Role != role:
+		case f.Verdict == Gone:
+			return heir{}, refuse(PIDGone, "no process of the %s is left", role)
+		case f.Verdict == Reconstructible:
+			return f.heir, nil
 		}
 	}
-	if h == nil {
-		return heir{}, refuse(Ambiguous, "nothing of the %s is left to prove", role)
-	}
-	return *h, nil
+	return heir{}, refuse(Ambiguous, "nothing of the %s has to be proven", role)
 }

@@ -287,7 +287,7 @@ func TestRootPIDReuse(t *testing.T) {
 			t.Errorf("examined as %+v, %v", found, err)
 		}
 	}
-	if _, err := b.v.Reconstruct(b.ctx, lost, RoleDisplay, anotherScope(b)); ReasonOf(err) != Ambiguous {
+	if _, err := b.v.Reconstruct(b.ctx, lost, RoleDisplay, anotherScope(b)); !Ended(err) {
 		t.Errorf("reconstructed: %v", err)
 	}
 	b.vacant(b.claim(p))

@@ -16,8 +16,8 @@ import (
 	"abfleet/runtime/unit"
 )
 
-// scopeTries is how often a role is put into a new scope: a child of its leader
-// that ends at that moment makes systemd refuse the call.
+// scopeTries is how often a role is put into a new scope: a process of it that
+// ends at that moment makes systemd refuse the call.
 const scopeTries = 3
 
 // recorded is the evidence that a recovery begins with. What cannot be read, or
@@ -109,7 +109,7 @@ func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.
 		case proof.Doubtful:
 			return report, r.unproven(e, &proof.Refusal{Reason: proof.Ambiguous, Detail: f.Role + ": " + strings.Join(f.Against, "; ")})
 		case proof.Reconstructible:
-			if err := r.reconstruct(ctx, &e, f.Role); err != nil {
+			if err := r.reconstruct(ctx, &e, f.Role); err != nil && !proof.Ended(err) {
 				return report, r.unproven(e, err)
 			}
 		case proof.Gone:
@@ -119,6 +119,9 @@ func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.
 				e.Former, *g = append(e.Former, **g), nil
 			}
 		}
+	}
+	if len(e.generations()) == 0 {
+		r.sliceEmptied(ctx, e.Instance)
 	}
 	last, err := r.Stop(ctx, e.encode(), reason)
 	if e.Chromium == nil {
@@ -141,7 +144,8 @@ func (r *Runtime) reconstruct(ctx context.Context, e *evidence, role string) err
 	var err error
 	for range scopeTries {
 		scope.Name = fmt.Sprintf("%s-%s-%s-%dx%s.scope", r.cfg.UnitPrefix, e.Instance, role, e.Generation, nonce())
-		if g, err = r.verifier.Reconstruct(ctx, r.lost(*e), role, scope); !errors.Is(err, unit.ErrNoProcess) {
+		g, err = r.verifier.Reconstruct(ctx, r.lost(*e), role, scope)
+		if !errors.Is(err, unit.ErrNoProcess) && !errors.Is(err, unit.ErrNotMember) {
 			break
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"syscall"
 	"time"
@@ -246,25 +245,24 @@ func (r *Runtime) vacate(ctx context.Context, e evidence) error {
 			return err
 		}
 	}
-	if err := r.sliceEmptied(ctx, e); err != nil {
-		return err
+	if len(e.generations()) > 0 {
+		r.sliceEmptied(ctx, e.Instance)
 	}
 	_, err := r.verifier.Vacant(ctx, r.claim(e))
 	return err
 }
 
-// sliceEmptied gives the last children of a browser time to end that a recovery
-// did not find, and left in the scope in which they were forked. Whether
+// sliceEmptied gives the last children of a browser time to end that no record
+// names, such as those that a recovery left where they were forked. Whether
 // something is left is for Vacant to say.
-func (r *Runtime) sliceEmptied(ctx context.Context, e evidence) error {
-	wctx, cancel := context.WithTimeout(ctx, termWait)
+func (r *Runtime) sliceEmptied(ctx context.Context, instance string) {
+	ctx, cancel := context.WithTimeout(ctx, termWait)
 	defer cancel()
-	for _, g := range e.generations() {
-		if parent := path.Dir(g.Cgroup); path.Base(parent) == r.cfg.Slice(e.Instance) {
-			if err := (unit.Cgroup{Path: parent}).WaitEmpty(wctx); err != nil && wctx.Err() == nil {
-				return err
-			}
-		}
+	info, err := r.units.Info(ctx, r.cfg.Slice(instance))
+	if err != nil || info.ControlGroup == "" {
+		return
 	}
-	return ctx.Err()
+	if err := info.Cgroup().WaitEmpty(ctx); err != nil {
+		r.log.Warn("something is left of a browser", "instance", instance, "error", err)
+	}
 }
