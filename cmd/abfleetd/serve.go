@@ -42,7 +42,7 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 		return err
 	}
 	closing.add(func(context.Context) error { stacks.Close(); return nil })
-	f, err := fleet.New(fleet.Options{Config: cfg, Store: state, Runtime: stacks, Log: log})
+	f, err := fleet.New(fleet.Options{Config: cfg, Store: withFaults(state), Runtime: stacks, Log: log})
 	if err != nil {
 		return fault.Wrap(err, fault.Internal, "set up the fleet", "")
 	}

@@ -1,0 +1,454 @@
+package faults
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"abfleet/internal/api"
+	"abfleet/internal/fault"
+	"abfleet/tests/rig"
+	"abfleet/tests/site"
+)
+
+const (
+	siteAddr = "127.0.0.1:8800"
+	loginURL = "http://" + siteAddr + site.SelfLoginPath
+	// faultDir is where the service is told when to die.
+	faultDir = ".faults"
+	// settleTimeout bounds how long one start of the service may take to repair
+	// everything, browsers included.
+	settleTimeout = 90 * time.Second
+)
+
+// world is a machine whose service dies when it is told to.
+type world struct {
+	*rig.Rig
+	t       *testing.T
+	bus     *bus
+	logins  chan site.Login
+	foreign map[string]string // who must never be touched: pid and start time
+}
+
+// boot starts a machine with the given display, and on it Identities that are
+// logged in, a session "by" that stands by, and processes of strangers.
+func boot(t *testing.T, name, display string) *world {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("boots a rig and real browsers; run without -short")
+	}
+	bin := t.TempDir()
+	for _, build := range [][]string{{"abfleet/cmd/abfleet"}, {"abfleet/cmd/abfleet-role"}, {"-tags", "faults", "abfleet/cmd/abfleetd"}} {
+		cmd := exec.Command("go", append([]string{"build", "-o", bin}, build...)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	w := &world{t: t, logins: make(chan site.Login, 16), foreign: map[string]string{}}
+	w.Rig = rig.BootTest(t, rig.Options{Name: name, Binds: map[string]string{bin: rig.BinDir}})
+	l, err := w.Listen(t.Context(), "tcp", siteAddr)
+	w.check(err)
+	server := &http.Server{Handler: site.SelfLogin(site.Handler(site.Options{}), func(login site.Login) { w.logins <- login })}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+
+	busPath := w.RuntimeDir() + "/faulty-bus"
+	bl, err := w.Listen(t.Context(), "unix", busPath)
+	w.check(err)
+	t.Cleanup(func() { bl.Close() })
+	w.bus = newBus(bl, func() (net.Conn, error) {
+		return w.Dial(context.WithoutCancel(t.Context()), "unix", w.RuntimeDir()+"/bus")
+	})
+	w.sh(fmt.Sprintf(`mkdir -p ~/%s ~/.config/abfleet ~/.config/systemd/user/abfleetd.service.d
+		printf 'display = "%s"\n' >~/.config/abfleet/config.toml
+		printf '[Service]\nEnvironment=ABF_FAULTS=%%%%h/%[1]s\nRestartSec=50ms\nEnvironment=DBUS_SESSION_BUS_ADDRESS=unix:path=%[3]s\n' >~/.config/systemd/user/abfleetd.service.d/faults.conf
+		abfleet setup --bin-dir %[4]s --now`, faultDir, display, busPath, rig.BinDir))
+	w.strangers()
+	for _, identity := range []string{"work", "other"} {
+		w.login(identity)
+		w.must("POST", api.SavePath, api.IdentityRequest{Identity: identity})
+	}
+	w.use("by", "work")
+	return w
+}
+
+// strangers starts what no fault may ever reach: a browser of the same user on a
+// profile of its own, and an X server.
+func (w *world) strangers() {
+	w.t.Helper()
+	w.sh(`systemd-run --user -q --unit=foreign-chromium -E DBUS_SESSION_BUS_ADDRESS=disabled: /usr/lib/chromium/chromium --headless=new --user-data-dir="$HOME/foreign" --password-store=basic --remote-debugging-port=9333 about:blank
+		systemd-run --user -q --unit=foreign-xvnc /usr/bin/Xvnc :150 -rfbport -1 -rfbunixpath "$HOME/foreign.sock" -SecurityTypes None -nolisten tcp
+		until test -S /tmp/.X11-unix/X150 && test -L "$HOME/foreign/SingletonLock"; do sleep 0.1; done`)
+	for _, unit := range []string{"foreign-chromium", "foreign-xvnc"} {
+		w.foreign[unit] = w.alive(unit)
+		if w.foreign[unit] == "" {
+			w.t.Fatalf("%s did not start", unit)
+		}
+	}
+}
+
+// alive is pid and start time of a unit's main process, "" once it has ended.
+func (w *world) alive(unit string) string {
+	out, err := w.Sh(w.t.Context(), `pid=$(systemctl --user show -P MainPID `+unit+`.service); test "$pid" -gt 0 && echo "$pid $(cut -d' ' -f22 /proc/$pid/stat)"`)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(out)
+}
+
+func (w *world) check(err error) {
+	if err != nil {
+		w.t.Helper()
+		w.t.Fatal(err)
+	}
+}
+
+// sh runs a script as the user.
+func (w *world) sh(script string) string {
+	w.t.Helper()
+	out, err := w.Sh(w.t.Context(), script)
+	if err != nil {
+		w.t.Fatalf("%s: %v: %s", script, err, out)
+	}
+	return strings.TrimSpace(out)
+}
+
+// ask sends a request to the control socket. A service that dies in the middle of
+// it is an error without a code.
+func (w *world) ask(method, path string, body any) (api.Answer, error) {
+	ctx, cancel := context.WithTimeout(w.t.Context(), 3*time.Minute)
+	defer cancel()
+	data, err := json.Marshal(body)
+	if err != nil {
+		return api.Answer{}, err
+	}
+	r, err := http.NewRequestWithContext(ctx, method, api.Base+path, bytes.NewReader(data))
+	if err != nil {
+		return api.Answer{}, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return w.Dial(ctx, "unix", w.RuntimeDir()+"/abfleet/control.sock")
+	}}}
+	response, err := client.Do(r)
+	if err != nil {
+		return api.Answer{}, err
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		return api.Answer{}, err
+	}
+	var answer api.Answer
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return answer, fmt.Errorf("%s %s: %w: %s", method, path, err, raw)
+	}
+	if answer.Error != nil {
+		return answer, answer.Error.Fault()
+	}
+	return answer, nil
+}
+
+// died reports whether a request ended with the service.
+func died(err error) bool { return err != nil && !api.Answered(err) }
+
+func (w *world) must(method, path string, body any) api.Answer {
+	w.t.Helper()
+	answer, err := w.ask(method, path, body)
+	if err != nil {
+		w.t.Fatalf("%s %s %+v: %v", method, path, body, err)
+	}
+	return answer
+}
+
+func (w *world) use(session, identity string) api.Session {
+	w.t.Helper()
+	return *w.must("POST", api.UsePath, api.SessionRequest{Session: session, Identity: identity}).Session
+}
+
+// login starts a login on an Identity, made if need be, and waits until the
+// browser holds it.
+func (w *world) login(identity string) {
+	w.t.Helper()
+	if _, err := w.ask("POST", api.IdentitiesPath, api.CreateIdentity{Name: identity}); err != nil && fault.CodeOf(err) != fault.DuplicateIdentity {
+		w.t.Fatal(err)
+	}
+	w.must("POST", api.LoginPath, api.IdentityRequest{Identity: identity, URL: loginURL})
+	select {
+	case <-w.logins:
+	case <-time.After(time.Minute):
+		w.t.Fatalf("Identity %s does not log in", identity)
+	}
+}
+
+// session shows one, nil for one that is not bound.
+func (w *world) session(name string) *api.Session {
+	w.t.Helper()
+	answer, err := w.ask("GET", api.SessionPath+"?session="+name, nil)
+	if fault.Is(err, fault.SessionNotFound) {
+		return nil
+	}
+	w.check(err)
+	return answer.Session
+}
+
+// identity shows one, nil for one that there is not.
+func (w *world) identity(name string) *api.Identity {
+	w.t.Helper()
+	answer, err := w.ask("GET", api.IdentityPath+"?identity="+name, nil)
+	if fault.Is(err, fault.IdentityNotFound) {
+		return nil
+	}
+	w.check(err)
+	return answer.Identity
+}
+
+// service is the pid of the service inside the machine.
+func (w *world) service() int {
+	w.t.Helper()
+	return w.must("GET", api.VersionPath, nil).Version.PID
+}
+
+// kill ends a process inside the machine at once.
+func (w *world) kill(signal string, pid int) {
+	if out, err := w.RootSh(w.t.Context(), fmt.Sprintf("kill -%s %d", signal, pid)); err != nil {
+		w.t.Errorf("kill -%s %d: %v: %s", signal, pid, err, out)
+	}
+}
+
+// process is one that a role may be.
+type process struct {
+	pid      int
+	exe      string
+	profile  string // --user-data-dir of a browser process, "" for its children
+	slice    string // abfleet-<instance>.slice
+	instance string
+}
+
+// processes lists every process of the user that runs a program of a role.
+func (w *world) processes() []process {
+	w.t.Helper()
+	out := w.sh(`for d in /proc/[0-9]*; do
+		exe=$(readlink $d/exe 2>/dev/null) || continue
+		case $exe in */chromium|*/Xvnc|*/Xvfb|*/x11vnc|*/abfleet-role) ;; *) continue ;; esac
+		args=$(tr '\0' ' ' <$d/cmdline 2>/dev/null)
+		dir=-; case $args in *--type=*) ;; *--user-data-dir=*) dir=${args#*--user-data-dir=}; dir=${dir%% *} ;; esac
+		slice=$(grep -o 'abfleet-[a-z0-9]*\.slice' $d/cgroup 2>/dev/null || grep -o 'foreign-[a-z]*' $d/cgroup 2>/dev/null || echo -)
+		echo "${d#/proc/} ${exe##*/} $dir $slice"
+	done`)
+	var all []process
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) != 4 || strings.HasPrefix(f[3], "foreign-") {
+			continue
+		}
+		pid, err := strconv.Atoi(f[0])
+		w.check(err)
+		p := process{pid: pid, exe: f[1], slice: f[3]}
+		if f[2] != "-" {
+			p.profile = f[2]
+		}
+		p.instance = strings.TrimSuffix(strings.TrimPrefix(p.slice, "abfleet-"), ".slice")
+		all = append(all, p)
+	}
+	return all
+}
+
+// settled waits until what one start of the service has to repair is repaired:
+// every session is what is wanted of it, or waits for a person.
+func (w *world) settled() ([]api.Session, error) {
+	w.t.Helper()
+	deadline := time.Now().Add(settleTimeout)
+	for {
+		answer, err := w.ask("GET", api.SessionsPath, nil)
+		busy := ""
+		for _, s := range answer.Sessions {
+			switch {
+			case s.State == "BROKEN", s.Wanted == "stopped" && s.State == "stopped", s.Wanted == "running" && s.State == "controllable":
+			default:
+				busy = fmt.Sprintf("session %s is %s and wanted %s", s.Session, s.State, s.Wanted)
+			}
+		}
+		if err == nil && busy == "" {
+			return answer.Sessions, nil
+		}
+		if time.Now().After(deadline) {
+			return answer.Sessions, errors.Join(err, fmt.Errorf("not repaired within %s: %s", settleTimeout, busy))
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-w.t.Context().Done():
+			return nil, w.t.Context().Err()
+		}
+	}
+}
+
+// wrong looks at reality, and says what must not be after one start of the
+// service.
+func (w *world) wrong() (wrong []string) {
+	w.t.Helper()
+	say := func(kind, format string, args ...any) {
+		wrong = append(wrong, kind+": "+fmt.Sprintf(format, args...))
+	}
+	sessions, err := w.settled()
+	if err != nil {
+		say("half state", "%v", err)
+	}
+	known := map[string]string{}
+	for _, s := range sessions {
+		shown := w.session(s.Session)
+		if shown != nil && (shown.State == "controllable" || shown.State == "BROKEN") {
+			known[shown.Instance] = "session " + s.Session
+		}
+	}
+	logins := 0
+	for _, i := range w.must("GET", api.IdentitiesPath, nil).Identities {
+		if i.Login.State == "controllable" {
+			logins++
+		} else if i.Login.State != "stopped" && i.Login.State != "BROKEN" {
+			say("half state", "the login of %s is %s", i.Name, i.Login.State)
+		}
+		if i.State == "DELETING" {
+			say("half state", "Identity %s is %s", i.Name, i.State)
+		}
+	}
+	runs, profiles, unknown := map[string]bool{}, map[string]int{}, map[string]bool{}
+	for _, p := range w.processes() {
+		if p.slice == "-" {
+			say("orphan", "process %d runs %s in no slice of the fleet", p.pid, p.exe)
+			continue
+		}
+		runs[p.instance] = true
+		if known[p.instance] == "" {
+			unknown[p.instance] = true
+		}
+		if p.profile != "" {
+			profiles[p.profile]++
+		}
+	}
+	if len(unknown) > logins {
+		say("orphan", "%d Stacks run that no session and no login has: %v", len(unknown)-logins, unknown)
+	}
+	for dir, n := range profiles {
+		if n > 1 {
+			say("double", "%d browsers run on %s", n, filepath.Base(dir))
+		}
+	}
+	for unit, was := range w.foreign {
+		if now := w.alive(unit); now != was {
+			say("foreign", "%s was process %s and is %q", unit, was, now)
+		}
+	}
+	if out := w.sh(`cd ~/.local/state/abfleet/identities && find . -maxdepth 3 \( -name '*.new' -o -name '*.next' -o -name '*.previous' -o -name '*.removing' \)`); out != "" {
+		say("half state", "trees are left: %s", strings.Fields(out))
+	}
+	// A profile that was whole has the login of its Identity, on the disk.
+	if out := w.sh(`cd ~/.local/state/abfleet/identities && for p in */snapshot */profiles/*/; do p=${p%/}; case $p in *.lock) continue ;; esac; grep -qas ` + site.PersistentCookie + ` "$p/Default/Cookies" || echo $p; done`); out != "" {
+		say("lost", "no login in %s", strings.Fields(out))
+	}
+	var store struct {
+		OK    bool
+		State struct{ Intents int }
+		Error *api.Error
+	}
+	out, err := w.Sh(w.t.Context(), "abfleet store check --json")
+	if jerr := json.Unmarshal([]byte(out), &store); err != nil || jerr != nil || !store.OK || store.State.Intents > 0 {
+		say("half state", "store check: %v %v %s", err, jerr, out)
+	}
+	return wrong
+}
+
+// journal is what the service said last.
+func (w *world) journal() string {
+	out, err := w.Journal(context.WithoutCancel(w.t.Context()), "-n", "60", "--no-pager", "-o", "short-monotonic")
+	if err != nil {
+		return err.Error()
+	}
+	return out
+}
+
+// tally counts outcomes over all runs of this process.
+type tally struct {
+	mu       sync.Mutex
+	runs     int
+	outcomes map[string]map[string]int // by what was done
+}
+
+var total = &tally{outcomes: map[string]map[string]int{}}
+
+// Kinds of failure that the tally names although there is none.
+var kinds = []string{"lost", "orphan", "double", "foreign", "half state"}
+
+func (t *tally) add(what string, wrong []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.runs++
+	if t.outcomes[what] == nil {
+		t.outcomes[what] = map[string]int{}
+	}
+	t.outcomes[what]["runs"]++
+	if len(wrong) == 0 {
+		t.outcomes[what]["repaired"]++
+	}
+	seen := map[string]bool{}
+	for _, w := range wrong {
+		kind, _, _ := strings.Cut(w, ":")
+		if !seen[kind] {
+			t.outcomes[what][kind]++
+		}
+		seen[kind] = true
+	}
+}
+
+func (t *tally) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b strings.Builder
+	columns := append([]string{"runs", "repaired"}, kinds...)
+	fmt.Fprintf(&b, "%-28s", "fault")
+	for _, c := range columns {
+		fmt.Fprintf(&b, " %10s", c)
+	}
+	b.WriteByte('\n')
+	sum := map[string]int{}
+	line := func(name string, outcomes map[string]int) {
+		fmt.Fprintf(&b, "%-28s", name)
+		for _, c := range columns {
+			fmt.Fprintf(&b, " %10d", outcomes[c])
+		}
+		b.WriteByte('\n')
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.outcomes)) {
+		for outcome, n := range t.outcomes[name] {
+			sum[outcome] += n
+		}
+		line(name, t.outcomes[name])
+	}
+	line("all", sum)
+	fmt.Fprintf(&b, "faults: %d runs, %d lost, %d orphaned, %d foreign signalled\n", t.runs, sum["lost"], sum["orphan"]+sum["double"], sum["foreign"])
+	return b.String()
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if total.runs > 0 {
+		fmt.Print(total)
+	}
+	os.Exit(code)
+}
