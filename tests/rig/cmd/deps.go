@@ -26,6 +26,7 @@ var packages = []struct{ name, file string }{
 	{"xvfb", "/usr/bin/Xvfb"},
 	{"x11vnc", "/usr/bin/x11vnc"},
 	{"xdotool", "/usr/bin/xdotool"},
+	{"strace", "/usr/bin/strace"},
 }
 
 // missing lists the packages that are not installed.
