@@ -37,6 +37,7 @@ const (
 	SavePath        = "/v1/identity/save"
 	RenamePath      = "/v1/identity/rename"
 	DeletePath      = "/v1/identity/delete"
+	LimitsPath      = "/v1/identity/limits"
 	SessionsPath    = "/v1/sessions"
 	SessionPath     = "/v1/session"
 	UsePath         = "/v1/session/use"
@@ -147,6 +148,7 @@ type Identity struct {
 	Login            Login     `json:"login"`
 	Sessions         int       `json:"sessions"`
 	PreparedProfiles int       `json:"prepared_profiles"`
+	Limits           Limits    `json:"limits,omitzero"`
 	SnapshotAt       time.Time `json:"snapshot_at,omitzero"`
 	CreatedAt        time.Time `json:"created_at"`
 	UpdatedAt        time.Time `json:"updated_at"`
@@ -221,6 +223,21 @@ type View struct {
 // CreateIdentity is the body of POST IdentitiesPath.
 type CreateIdentity struct {
 	Name string `json:"name"`
+}
+
+// Limits are what the browsers of an Identity may take, as systemd writes it; an
+// empty one is the configured limit.
+type Limits struct {
+	MemoryHigh string `json:"memory_high,omitempty"`
+	MemoryMax  string `json:"memory_max,omitempty"`
+	TasksMax   string `json:"tasks_max,omitempty"`
+	CPUWeight  string `json:"cpu_weight,omitempty"`
+}
+
+// LimitsRequest is the body of POST LimitsPath.
+type LimitsRequest struct {
+	Identity string `json:"identity"`
+	Limits   Limits `json:"limits"`
 }
 
 // IdentityRequest is the body of the requests about one Identity. Identity is

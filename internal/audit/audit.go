@@ -47,6 +47,7 @@ const (
 	IdentityCreated    Type = "identity.created"
 	IdentityRenamed    Type = "identity.renamed"
 	IdentityDeleted    Type = "identity.deleted"
+	IdentityLimited    Type = "identity.limited"
 	LoginStarted       Type = "login.started"
 	LoginStartFailed   Type = "login.start_failed"
 	LoginStopped       Type = "login.stopped"

@@ -48,7 +48,7 @@ func answering(t *testing.T, status int, body string, seen *[]string) map[string
 }
 
 func TestCommandsAskTheService(t *testing.T) {
-	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"my work","state":"READY","login":{"state":"controllable"},"sessions":0,"prepared_profiles":0,"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
+	const answer = `{"ok":true,"identity":{"id":"identity-1","name":"my work","state":"READY","login":{"state":"controllable"},"sessions":0,"prepared_profiles":0,"limits":{"memory_max":"3G"},"created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
 		`"session":{"session":"s","identity_id":"identity-1","identity_name":"my work","wanted":"running","state":"controllable","instance":"abc","slice":"abfleet-abc.slice","bound_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:05Z"},` +
 		`"examination":{"vacant":false,"recoverable":true,"reason":"populated: its slice has processes","roles":[{"role":"chromium","verdict":"reconstructible","pid":42,"for":["holds the root file"],"against":["its scope is gone"]}]},` +
 		`"identities":[],"sessions":[],"view":{"url":"http://127.0.0.1:1/#token=x"}}`
@@ -67,6 +67,9 @@ func TestCommandsAskTheService(t *testing.T) {
 		{[]string{"session", "stop", "s"}, []string{`POST /v1/session/stop {"session":"s"}`}, "session s is"},
 		{[]string{"session", "list"}, []string{"GET /v1/sessions"}, "SESSION"},
 		{[]string{"identity", "rename", "w", "my work"}, []string{`POST /v1/identity/rename {"identity":"w","name":"my work"}`}, "my work"},
+		{[]string{"identity", "limit", "w"}, []string{"GET /v1/identity?identity=w"}, "memory-high: default\nmemory-max: 3G\n"},
+		{[]string{"identity", "limit", "w", "--memory-high", "2G", "--memory-max", "default"}, []string{"GET /v1/identity?identity=w",
+			`POST /v1/identity/limits {"identity":"identity-1","limits":{"memory_high":"2G"}}`}, "cpu-weight: default"},
 		{[]string{"identity", "delete", "w", "--yes"}, []string{"GET /v1/identity?identity=w", `POST /v1/identity/delete {"identity":"identity-1"}`}, "deleted Identity my work"},
 		{[]string{"session", "restart", "s"}, []string{`POST /v1/session/restart {"session":"s"}`}, "restarted"},
 		{[]string{"session", "release", "s", "-y"}, []string{"GET /v1/session?session=s", `POST /v1/session/release {"session":"s"}`}, "released from Identity my work"},

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"abfleet/internal/api"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 )
 
@@ -113,6 +115,37 @@ func (a *app) identityCommand() *cobra.Command {
 			})
 		},
 	}
+	var given api.Limits
+	limit := &cobra.Command{
+		Use: "limit IDENTITY", Short: "Show or set what each browser of an Identity may take", Args: cobra.ExactArgs(1),
+		Long: "limit sets limits of the Stack's slice, from the next start of each browser on: bytes\nwith K, M, G or T, or infinity. default goes back to the configuration. Without a flag\nit shows what is set.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			answer, err := a.get(cmd.Context(), api.IdentityPath, url.Values{"identity": {args[0]}})
+			if err != nil {
+				return err
+			}
+			if answer.Identity == nil {
+				return incomplete("identity")
+			}
+			limits := answer.Identity.Limits
+			if err := changeLimits(&limits, given); err != nil {
+				return usageError{err}
+			}
+			show := func(i *api.Identity) {
+				for _, l := range limitList(&i.Limits) {
+					a.printf("%s: %s\n", l.name, cmp.Or(*l.value, "default"))
+				}
+			}
+			if given == (api.Limits{}) {
+				a.show(answer, func() { show(answer.Identity) })
+				return nil
+			}
+			return a.identity(cmd.Context(), api.LimitsPath, api.LimitsRequest{Identity: answer.Identity.ID, Limits: limits}, show)
+		},
+	}
+	for _, l := range limitList(&given) {
+		limit.Flags().StringVar(l.value, l.name, "", l.about)
+	}
 	var sure bool
 	remove := &cobra.Command{
 		Use: "delete IDENTITY", Short: "Delete an Identity that nothing uses, with its login and its profiles on the disk", Args: cobra.ExactArgs(1),
@@ -135,7 +168,41 @@ func (a *app) identityCommand() *cobra.Command {
 		},
 	}
 	remove.Flags().BoolVarP(&sure, "yes", "y", false, "do not ask")
-	return group("identity", "Manage Identities: reusable logins", create, login, save, stop, list, status, rename, remove)
+	return group("identity", "Manage Identities: reusable logins", create, login, save, stop, list, status, rename, limit, remove)
+}
+
+// namedLimit is one limit with what its flag is called.
+type namedLimit struct {
+	name, about string
+	value       *string
+}
+
+func limitList(l *api.Limits) []namedLimit {
+	return []namedLimit{
+		{"memory-high", "above it the kernel takes memory back", &l.MemoryHigh},
+		{"memory-max", "at it the kernel kills", &l.MemoryMax},
+		{"tasks-max", "processes and threads", &l.TasksMax},
+		{"cpu-weight", "share of a busy processor, 1 to 10000", &l.CPUWeight},
+	}
+}
+
+// changeLimits sets those that were given.
+func changeLimits(limits *api.Limits, given api.Limits) error {
+	list := limitList(limits)
+	for i, l := range limitList(&given) {
+		switch *l.value {
+		case "":
+		case "default":
+			*list[i].value = ""
+		default:
+			var checked config.Limit
+			if err := checked.UnmarshalText([]byte(*l.value)); err != nil {
+				return fmt.Errorf("--%s: %w", l.name, err)
+			}
+			*list[i].value = *l.value
+		}
+	}
+	return nil
 }
 
 // identity posts a request whose answer is an Identity.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"abfleet/internal/audit"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/store"
 )
@@ -34,6 +35,35 @@ func (f *Fleet) RenameIdentity(ctx context.Context, actor audit.Actor, ref, name
 				return err
 			}
 			err := tx.Audit(Event{Type: audit.IdentityRenamed, Actor: actor, Identity: id.Key, Summary: fmt.Sprintf("Identity %q is called %q now", was, name)})
+			if err != nil {
+				return err
+			}
+		}
+		v, err = f.identityView(tx, id)
+		return err
+	})
+	return v, err
+}
+
+// LimitIdentity sets what the browsers of an Identity may take, instead of what is
+// configured for all. It holds from the next start of each browser on.
+func (f *Fleet) LimitIdentity(ctx context.Context, actor audit.Actor, ref string, limits config.Limits) (IdentityView, error) {
+	const op = "limit identity"
+	if err := limits.Check(); err != nil {
+		return IdentityView{}, fault.New(fault.InvalidArgument, op, "Correct the limit", "%w", err)
+	}
+	var v IdentityView
+	err := f.db.Update(ctx, func(tx *store.Tx) error {
+		id, err := findUsable(tx, op, ref)
+		if err != nil {
+			return err
+		}
+		if id.Value.Limits != limits {
+			id.Value.Limits, id.Value.Updated = limits, now()
+			if err := identities.Put(tx, id); err != nil {
+				return err
+			}
+			err := tx.Audit(Event{Type: audit.IdentityLimited, Actor: actor, Identity: id.Key, Summary: fmt.Sprintf("the browsers of Identity %q have other limits from their next start on", id.Value.Name)})
 			if err != nil {
 				return err
 			}

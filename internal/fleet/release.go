@@ -117,8 +117,11 @@ func (f *Fleet) recover(ctx context.Context, actor audit.Actor, op, instance str
 	defer cancel()
 	report, err := f.rt.Recover(ctx, req)
 	if err != nil {
-		return f.failure(err, fault.BrowserStopUnproven, op,
-			"Nothing was changed. Look at the evidence: abfleet recover "+fault.Word(r.Value.Session)+"; nothing that is not proven ours was signalled", r)
+		hint := "Look at the evidence: abfleet recover " + fault.Word(r.Value.Session) + "; nothing that is not proven ours was signalled"
+		if r.Value.login() {
+			hint = "Look at the journal of the service; nothing that is not proven ours was signalled"
+		}
+		return f.failure(err, fault.BrowserStopUnproven, op, hint, r)
 	}
 	_, err = f.changeRuntime(instance, func(tx *store.Tx, r *runtime) error {
 		fact := facts{vacant: true}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"abfleet/internal/audit"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 )
@@ -422,6 +423,33 @@ func TestRename(t *testing.T) {
 		t.Errorf("the session: %+v %v", v, err)
 	}
 	s.saved("a") // the old name is free
+}
+
+// TestLimit protects an Identity's own limits: they are what its browsers are
+// started with, beside the configured ones, and what cannot be is refused.
+func TestLimit(t *testing.T) {
+	h := newTestHost(t)
+	h.cfg.Limits.TasksMax = 900
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	own := config.Limits{MemoryHigh: 2 << 30}
+	if v, err := s.LimitIdentity(t.Context(), user, "a", own); err != nil || v.Limits != own {
+		t.Errorf("%+v %v", v, err)
+	}
+	_, err := s.LimitIdentity(t.Context(), user, "a", config.Limits{CPUWeight: 20000})
+	wantCode(t, "a weight beyond systemd's", err, fault.InvalidArgument)
+	_, err = s.LimitIdentity(t.Context(), user, "b", own)
+	wantCode(t, "limits of nobody", err, fault.IdentityNotFound)
+	var got config.Limits
+	h.rt.FailStart = func(req fleet.StartRequest) error { got = req.Limits; return nil }
+	s.use("s", "a")
+	if want := (config.Limits{MemoryHigh: 2 << 30, TasksMax: 900}); got != want {
+		t.Errorf("started with %+v, want %+v", got, want)
+	}
+	if !slices.Contains(s.types(), audit.IdentityLimited) {
+		t.Error("the change is not in the audit trail")
+	}
 }
 
 // TestDelete protects an Identity in use from being deleted, and the disk and

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/store"
 )
@@ -47,11 +48,13 @@ type IdentityView struct {
 	Login LoginView `json:"login"`
 	// Sessions is how many sessions are bound to it, PreparedProfiles how
 	// many further ones can be bound without a new clone.
-	Sessions         int       `json:"sessions"`
-	PreparedProfiles int       `json:"prepared_profiles"`
-	SnapshotAt       time.Time `json:"snapshot_at,omitzero"`
-	CreatedAt        time.Time `json:"created_at"`
-	UpdatedAt        time.Time `json:"updated_at"`
+	Sessions         int `json:"sessions"`
+	PreparedProfiles int `json:"prepared_profiles"`
+	// Limits are what its browsers have instead of the configured ones.
+	Limits     config.Limits `json:"limits,omitzero"`
+	SnapshotAt time.Time     `json:"snapshot_at,omitzero"`
+	CreatedAt  time.Time     `json:"created_at"`
+	UpdatedAt  time.Time     `json:"updated_at"`
 	// Problem is why the last save failed, nil after a good one.
 	Problem *Problem `json:"problem,omitempty"`
 }
@@ -78,7 +81,7 @@ type SessionView struct {
 
 func (f *Fleet) identityView(tx *store.Tx, id *identity) (IdentityView, error) {
 	v := IdentityView{
-		ID: id.Key, Name: id.Value.Name, State: id.Value.State, SnapshotAt: id.Value.SnapshotAt,
+		ID: id.Key, Name: id.Value.Name, State: id.Value.State, SnapshotAt: id.Value.SnapshotAt, Limits: id.Value.Limits,
 		CreatedAt: id.Value.Created, UpdatedAt: id.Value.Updated, Problem: id.Value.Problem,
 	}
 	r, err := runtimes.Get(tx, id.Value.Instance)

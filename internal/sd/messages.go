@@ -17,6 +17,7 @@ var messageIDs = map[audit.Type]string{
 	audit.IdentityCreated:    "e0654da06fab469893c1a4196188d80f",
 	audit.IdentityRenamed:    "67182d053adf4caca8ca4b31c52181ca",
 	audit.IdentityDeleted:    "e04002c3366e42588478395d63219f4a",
+	audit.IdentityLimited:    "2565b43514a04669a05bbd0b95f7b58a",
 	audit.LoginStarted:       "598a4f15b4ab45e997ecd92da4ae32bf",
 	audit.LoginStartFailed:   "dedf942755f3478b8127a490eb5715fb",
 	audit.LoginStopped:       "051f7f3131ff4c2ca653470ef479ab9c",

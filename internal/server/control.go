@@ -9,6 +9,7 @@ import (
 	"abfleet/internal/api"
 	"abfleet/internal/audit"
 	"abfleet/internal/auth"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 )
@@ -60,6 +61,9 @@ func (s *Server) controlRoutes() http.Handler {
 	mux.Handle(api.RenamePath, post(func(ctx context.Context, actor audit.Actor, body api.IdentityRequest) (any, error) {
 		return named("identity")(s.deps.Fleet.RenameIdentity(ctx, actor, body.Identity, body.Name))
 	}))
+	mux.Handle(api.LimitsPath, post(func(ctx context.Context, actor audit.Actor, body limitsRequest) (any, error) {
+		return named("identity")(s.deps.Fleet.LimitIdentity(ctx, actor, body.Identity, body.Limits))
+	}))
 	mux.Handle(api.DeletePath, post(func(ctx context.Context, actor audit.Actor, body api.IdentityRequest) (any, error) {
 		return named("identity")(s.deps.Fleet.DeleteIdentity(ctx, actor, body.Identity))
 	}))
@@ -78,6 +82,12 @@ func (s *Server) controlRoutes() http.Handler {
 	}))
 	mux.Handle(api.CopyStatePath, post(s.copyState))
 	return mux
+}
+
+// limitsRequest is api.LimitsRequest, understood.
+type limitsRequest struct {
+	Identity string        `json:"identity"`
+	Limits   config.Limits `json:"limits"`
 }
 
 // operatedSession is a session with what an operator calls it by.

@@ -17,6 +17,7 @@ import (
 	"abfleet/internal/api"
 	"abfleet/internal/audit"
 	"abfleet/internal/auth"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/internal/tools"
@@ -89,6 +90,13 @@ func (f *fakeFleet) RenameIdentity(ctx context.Context, actor audit.Actor, ref, 
 	f.record(actor)
 	view, err := f.Identity(ctx, ref)
 	view.Name = name
+	return view, err
+}
+
+func (f *fakeFleet) LimitIdentity(ctx context.Context, actor audit.Actor, ref string, limits config.Limits) (fleet.IdentityView, error) {
+	f.record(actor)
+	view, err := f.Identity(ctx, ref)
+	view.Limits = limits
 	return view, err
 }
 

@@ -14,6 +14,7 @@ import (
 	"abfleet/internal/api"
 	"abfleet/internal/audit"
 	"abfleet/internal/auth"
+	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
 	"abfleet/internal/vnc"
@@ -43,6 +44,7 @@ type Fleet interface {
 	StopLogin(ctx context.Context, actor audit.Actor, ref string) (fleet.IdentityView, error)
 	SaveIdentity(ctx context.Context, actor audit.Actor, ref string) (fleet.IdentityView, error)
 	RenameIdentity(ctx context.Context, actor audit.Actor, ref, name string) (fleet.IdentityView, error)
+	LimitIdentity(ctx context.Context, actor audit.Actor, ref string, limits config.Limits) (fleet.IdentityView, error)
 	DeleteIdentity(ctx context.Context, actor audit.Actor, ref string) (fleet.IdentityView, error)
 	UseIdentity(ctx context.Context, actor audit.Actor, session, ref string) (fleet.SessionView, error)
 	Sessions(ctx context.Context) ([]fleet.SessionView, error)

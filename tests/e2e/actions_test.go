@@ -64,11 +64,16 @@ func TestUserActions(t *testing.T) {
 
 	before := w.browserPIDs()
 	a.cookie("restarted")
+	w.must("identity", "limit", "work", "--memory-high", "3G", "--tasks-max", "2000")
 	w.must("session", "restart", "alpha")
 	if after := w.browserPIDs(); len(after) != 1 || after[0] == before[0] {
 		t.Errorf("after a restart the browsers are %v, were %v", after, before)
 	}
 	a.hasCookie("restarted")
+	slice := w.must("session", "show", "alpha").Session.Slice
+	if limits := w.sh("systemctl --user show -P MemoryHigh -P TasksMax " + slice); limits != "3221225472\n2000" {
+		t.Errorf("after a restart the limits of %s are %q", slice, limits)
+	}
 
 	// Its cookies reach the disk 30 s after they were set; from then on they
 	// outlive a crash. A shorter life says what it may have cost.
