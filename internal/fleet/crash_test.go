@@ -89,7 +89,9 @@ var crashCases = []crashCase{
 	{
 		name: "switch that fails",
 		before: func(s *service) {
-			s.h.rt.FailStart = func(req fleet.StartRequest) error { return fmt.Errorf("no start for %s", req.Profile) }
+			s.h.rt.Change(func() {
+				s.h.rt.FailStart = func(req fleet.StartRequest) error { return fmt.Errorf("no start for %s", req.Profile) }
+			})
 		},
 		op: func(ctx context.Context, s *service) error {
 			err := ignore(s.UseIdentity(ctx, agent, "s", "b"))
@@ -125,11 +127,11 @@ var crashCases = []crashCase{
 		name: "recovery by a login",
 		before: func(s *service) {
 			s.must(ignore(s.StartLogin(context.Background(), user, "a", "")))
-			s.h.rt.FailStop = func(string) error { return fmt.Errorf("populated") }
+			s.h.rt.Change(func() { s.h.rt.FailStop = func(string) error { return fmt.Errorf("populated") } })
 			if _, err := s.StopLogin(context.Background(), user, "a"); err == nil {
 				s.h.t.Fatal("the login stopped")
 			}
-			s.h.rt.FailStop = nil
+			s.h.rt.Change(func() { s.h.rt.FailStop = nil })
 		},
 		op: func(ctx context.Context, s *service) error { return ignore(s.StartLogin(ctx, user, "a", "")) },
 	},
@@ -166,11 +168,11 @@ var crashCases = []crashCase{
 // makeBroken leaves the session's browser running and BROKEN.
 func (s *service) makeBroken(session string) {
 	s.h.t.Helper()
-	s.h.rt.FailStop = func(string) error { return fmt.Errorf("populated") }
+	s.h.rt.Change(func() { s.h.rt.FailStop = func(string) error { return fmt.Errorf("populated") } })
 	if _, err := s.StopSession(context.Background(), user, session); err == nil {
 		s.h.t.Fatalf("the browser of %s stopped", session)
 	}
-	s.h.rt.FailStop = nil
+	s.h.rt.Change(func() { s.h.rt.FailStop = nil })
 }
 
 func (s *service) must(err error) {
@@ -235,7 +237,7 @@ func runCrash(t *testing.T, c crashCase, n int, first string) (died bool, point 
 		t.Fatalf("%s without a crash: %v", c.name, err)
 	}
 	s.end()
-	h.rt.FailStart = nil
+	h.rt.Change(func() { h.rt.FailStart = nil })
 
 	s = h.start()
 	defer s.end()
@@ -372,8 +374,8 @@ func TestReconcileUnverified(t *testing.T) {
 	if v, err := s.Session(t.Context(), "s"); err != nil || v.State != fleet.Unverified {
 		t.Errorf("before any look: %+v %v", v, err)
 	}
-	h.rt.FailObserve = func(string) error { return fmt.Errorf("no bus") }
-	h.rt.FailStop = func(string) error { return fmt.Errorf("no bus") }
+	h.rt.Change(func() { h.rt.FailObserve = func(string) error { return fmt.Errorf("no bus") } })
+	h.rt.Change(func() { h.rt.FailStop = func(string) error { return fmt.Errorf("no bus") } })
 	if err := s.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +391,7 @@ func TestReconcileUnverified(t *testing.T) {
 	if !slices.Contains(s.types(), audit.RuntimeQuarantined) {
 		t.Error("the quarantine is not in the audit trail")
 	}
-	h.rt.FailObserve, h.rt.FailStop = nil, nil
+	h.rt.Change(func() { h.rt.FailObserve, h.rt.FailStop = nil, nil })
 	if again := mustBrowser(t, s, "s"); again.Key() != b.Key() {
 		t.Error("the browser was not taken over once it could be proven")
 	}
@@ -399,12 +401,14 @@ func TestReconcileUnverified(t *testing.T) {
 	s = h.start()
 	defer s.end()
 	looks := 0
-	h.rt.FailObserve = func(string) error {
-		if looks++; looks == 1 {
-			return fmt.Errorf("no bus")
+	h.rt.Change(func() {
+		h.rt.FailObserve = func(string) error {
+			if looks++; looks == 1 {
+				return fmt.Errorf("no bus")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	if err := s.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -438,15 +442,17 @@ func TestReconcileUndecided(t *testing.T) {
 		},
 	} {
 		s = h.start()
-		h.rt.FailObserve = func(string) error { return look(s) }
-		h.rt.FailStop = func(string) error {
-			t.Errorf("%s: a browser is stopped", name)
-			return nil
-		}
+		h.rt.Change(func() { h.rt.FailObserve = func(string) error { return look(s) } })
+		h.rt.Change(func() {
+			h.rt.FailStop = func(string) error {
+				t.Errorf("%s: a browser is stopped", name)
+				return nil
+			}
+		})
 		if err := s.Reconcile(t.Context()); err == nil {
 			t.Errorf("%s: all is said to be well", name)
 		}
-		h.rt.FailObserve, h.rt.FailStop = nil, nil
+		h.rt.Change(func() { h.rt.FailObserve, h.rt.FailStop = nil, nil })
 		s.end()
 	}
 	s = h.start()
@@ -466,14 +472,14 @@ func TestReconcileBroken(t *testing.T) {
 	s := h.start()
 	s.saved("a")
 	s.use("s", "a")
-	h.rt.FailStop = func(string) error { return fmt.Errorf("populated") }
+	h.rt.Change(func() { h.rt.FailStop = func(string) error { return fmt.Errorf("populated") } })
 	if _, err := s.StopSession(t.Context(), user, "s"); fault.CodeOf(err) != fault.BrowserStopUnproven {
 		t.Errorf("stop: %v", err)
 	}
 	s.end()
 	for _, stuck := range []bool{true, false} {
 		if !stuck {
-			h.rt.FailStop = nil
+			h.rt.Change(func() { h.rt.FailStop = nil })
 		}
 		s = h.start()
 		if err := s.Reconcile(t.Context()); err != nil {
@@ -579,17 +585,19 @@ func TestRandom(t *testing.T) {
 					bound[session] = true
 				}
 			case "heal":
-				h.rt.FailStart, h.rt.FailStop, h.rt.FailObserve, h.rt.FailTree, h.rt.UncleanStop = nil, nil, nil, nil, nil
+				h.rt.Change(func() {
+					h.rt.FailStart, h.rt.FailStop, h.rt.FailObserve, h.rt.FailTree, h.rt.UncleanStop = nil, nil, nil, nil, nil
+				})
 			case "fail start":
-				h.rt.FailStart = func(fleet.StartRequest) error { return broken }
+				h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { return broken } })
 			case "fail stop":
-				h.rt.FailStop = func(string) error { return broken }
+				h.rt.Change(func() { h.rt.FailStop = func(string) error { return broken } })
 			case "fail observe":
-				h.rt.FailObserve = func(string) error { return broken }
+				h.rt.Change(func() { h.rt.FailObserve = func(string) error { return broken } })
 			case "fail tree":
-				h.rt.FailTree = func(string, string) error { return broken }
+				h.rt.Change(func() { h.rt.FailTree = func(string, string) error { return broken } })
 			case "unclean":
-				h.rt.UncleanStop = func(string) bool { return true }
+				h.rt.Change(func() { h.rt.UncleanStop = func(string) bool { return true } })
 			}
 			// A failed first use may have bound the session before it failed.
 			if err != nil && fault.CodeOf(err) == "" {
@@ -615,7 +623,9 @@ func TestRandom(t *testing.T) {
 		}
 		// When the world is whole again, one start repairs everything but
 		// what only a person may end.
-		h.rt.FailStart, h.rt.FailStop, h.rt.FailObserve, h.rt.FailTree, h.rt.UncleanStop = nil, nil, nil, nil, nil
+		h.rt.Change(func() {
+			h.rt.FailStart, h.rt.FailStop, h.rt.FailObserve, h.rt.FailTree, h.rt.UncleanStop = nil, nil, nil, nil, nil
+		})
 		s.end()
 		s = h.start()
 		if err := s.Reconcile(ctx); err != nil {

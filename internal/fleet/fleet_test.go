@@ -248,12 +248,14 @@ func TestResaveKeepsSnapshot(t *testing.T) {
 		"killed":       {func(h *host, id string) { h.rt.KillBrowsers(id + "/template") }, fault.UncleanExit},
 		"power cut":    {func(h *host, id string) { h.rt.PowerCut() }, fault.UncleanExit},
 		"disk full": {func(h *host, id string) {
-			h.rt.FailTree = func(op, dir string) error {
-				if op == "capture snapshot" {
-					return fault.New(fault.NoSpace, "save identity", "Free space", "no space for %s", dir)
+			h.rt.Change(func() {
+				h.rt.FailTree = func(op, dir string) error {
+					if op == "capture snapshot" {
+						return fault.New(fault.NoSpace, "save identity", "Free space", "no space for %s", dir)
+					}
+					return nil
 				}
-				return nil
-			}
+			})
 		}, fault.NoSpace},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -273,7 +275,7 @@ func TestResaveKeepsSnapshot(t *testing.T) {
 			if strings.Contains(err.Error(), h.cfg.Home) {
 				t.Errorf("the error tells a path: %v", err)
 			}
-			h.rt.UncleanStop, h.rt.FailTree = nil, nil
+			h.rt.Change(func() { h.rt.UncleanStop, h.rt.FailTree = nil, nil })
 			v, err = s.Identity(t.Context(), "a")
 			if err != nil || v.State != fleet.Ready || v.Problem == nil || v.Problem.Code != c.code || !v.Login.Unsaved {
 				t.Errorf("after a failed save: %+v %v", v, err)
@@ -359,24 +361,28 @@ func TestSwitch(t *testing.T) {
 	}
 
 	trees := len(h.rt.Trees())
-	h.rt.FailStart = func(req fleet.StartRequest) error { return errors.New("no display for " + req.Profile) }
+	h.rt.Change(func() {
+		h.rt.FailStart = func(req fleet.StartRequest) error { return errors.New("no display for " + req.Profile) }
+	})
 	_, err := s.UseIdentity(ctx, agent, "s", "b")
 	wantCode(t, "failed start", err, fault.BrowserStartFailed)
-	h.rt.FailStart = nil
+	h.rt.Change(func() { h.rt.FailStart = nil })
 	intact("failed start")
 	if n := len(h.rt.Trees()); n != trees {
 		t.Errorf("a failed switch left %d trees", n-trees)
 	}
 
-	h.rt.FailTree = func(op, _ string) error {
-		if op == "clone" {
-			return fault.New(fault.NoSpace, "clone profile", "Free space and try again", "no space left on device")
+	h.rt.Change(func() {
+		h.rt.FailTree = func(op, _ string) error {
+			if op == "clone" {
+				return fault.New(fault.NoSpace, "clone profile", "Free space and try again", "no space left on device")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	_, err = s.UseIdentity(ctx, agent, "s", "b")
 	wantCode(t, "full disk", err, fault.NoSpace)
-	h.rt.FailTree = nil
+	h.rt.Change(func() { h.rt.FailTree = nil })
 	intact("full disk")
 
 	if v := s.use("s", "B"); v.IdentityID != bID || v.State != fleet.Controllable {
@@ -422,12 +428,14 @@ func TestSwitchFromStuck(t *testing.T) {
 	s.saved("b")
 	s.use("s", "a")
 	stuck := mustBrowser(t, s, "s").InstanceOf()
-	h.rt.FailStop = func(instance string) error {
-		if instance == stuck {
-			return fault.New(fault.BrowserStopUnproven, "stop browser", "Look", "its cgroup is populated")
+	h.rt.Change(func() {
+		h.rt.FailStop = func(instance string) error {
+			if instance == stuck {
+				return fault.New(fault.BrowserStopUnproven, "stop browser", "Look", "its cgroup is populated")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	_, err := s.UseIdentity(t.Context(), agent, "s", "b")
 	wantCode(t, "switch", err, fault.BrowserStopUnproven)
 	v, err := s.Session(t.Context(), "s")
@@ -449,7 +457,7 @@ func TestSwitchFromStuck(t *testing.T) {
 		t.Error("a BROKEN Profile was given away")
 	}
 
-	h.rt.FailStop = nil
+	h.rt.Change(func() { h.rt.FailStop = nil })
 	// An ordinary stop cleans it, does not make it READY, and says so.
 	_, err = s.StopSession(t.Context(), user, "s")
 	wantCode(t, "stop of a BROKEN browser", err, fault.BrowserNotControllable)
@@ -479,16 +487,18 @@ func TestUndecided(t *testing.T) {
 	defer s.end()
 	s.saved("a")
 	s.use("s", "a")
-	h.rt.FailStop = func(string) error {
-		return fmt.Errorf("%w: connection closed", fleet.ErrUndecided)
-	}
+	h.rt.Change(func() {
+		h.rt.FailStop = func(string) error {
+			return fmt.Errorf("%w: connection closed", fleet.ErrUndecided)
+		}
+	})
 	if _, err := s.StopSession(t.Context(), user, "s"); err == nil {
 		t.Error("a stop that proved nothing succeeded")
 	}
 	if v, err := s.Session(t.Context(), "s"); err != nil || v.State == fleet.Broken {
 		t.Errorf("after it: %+v %v", v, err)
 	}
-	h.rt.FailStop = nil
+	h.rt.Change(func() { h.rt.FailStop = nil })
 	if v, err := s.UseIdentity(t.Context(), agent, "s", "a"); err != nil || v.State != fleet.Controllable {
 		t.Errorf("the next use: %+v %v", v, err)
 	}
@@ -511,7 +521,7 @@ func TestStartFailure(t *testing.T) {
 		{fault.New(fault.ProgramMissing, "start session browser", "Install chromium", "there is no %s/chromium", h.cfg.RuntimeDir), fault.ProgramMissing},
 		{fault.New(fault.Timeout, "start session browser", "Wait", "not ready within 45s"), fault.BrowserStartFailed},
 	} {
-		h.rt.FailStart = func(fleet.StartRequest) error { return c.cause }
+		h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { return c.cause } })
 		_, err := s.UseIdentity(ctx, agent, "s", "a")
 		wantCode(t, "start", err, c.code)
 		if strings.Contains(err.Error(), h.cfg.RuntimeDir) {
@@ -525,7 +535,7 @@ func TestStartFailure(t *testing.T) {
 			t.Errorf("left running: %v", left)
 		}
 	}
-	h.rt.FailStart = nil
+	h.rt.Change(func() { h.rt.FailStart = nil })
 	s.use("s", "a")
 	if got, _ := h.rt.Get(s.profileOf("s"), "cookie"); got != "login of a" {
 		t.Errorf("after failed starts the cookie is %q", got)
@@ -536,13 +546,15 @@ func TestStartFailure(t *testing.T) {
 
 	// The Runtime's own cleanup is not proven, a second one is.
 	stops := 0
-	h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") }
-	h.rt.FailStop = func(string) error {
-		if stops++; stops == 1 {
-			return errors.New("populated")
+	h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") } })
+	h.rt.Change(func() {
+		h.rt.FailStop = func(string) error {
+			if stops++; stops == 1 {
+				return errors.New("populated")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	_, err := s.UseIdentity(ctx, agent, "r", "a")
 	wantCode(t, "cleaned up late", err, fault.BrowserStartFailed)
 	if v, err := s.Session(ctx, "r"); err != nil || v.State != fleet.Stopped {
@@ -550,11 +562,11 @@ func TestStartFailure(t *testing.T) {
 	}
 
 	// Unconfirmed.
-	h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") }
-	h.rt.FailStop = func(string) error { return errors.New("populated") }
+	h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") } })
+	h.rt.Change(func() { h.rt.FailStop = func(string) error { return errors.New("populated") } })
 	_, err = s.UseIdentity(ctx, agent, "t", "a")
 	wantCode(t, "unconfirmed", err, fault.BrowserStartFailed)
-	h.rt.FailStart, h.rt.FailStop = nil, nil
+	h.rt.Change(func() { h.rt.FailStart, h.rt.FailStop = nil, nil })
 	if v, err := s.Session(ctx, "t"); err != nil || v.State != fleet.Broken {
 		t.Errorf("unconfirmed: %+v %v", v, err)
 	}
@@ -574,14 +586,14 @@ func TestLoginRecovery(t *testing.T) {
 	if _, err := s.CreateIdentity(t.Context(), user, "a"); err != nil {
 		t.Fatal(err)
 	}
-	h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") }
-	h.rt.FailStop = func(string) error { return errors.New("populated") }
+	h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("not ready") } })
+	h.rt.Change(func() { h.rt.FailStop = func(string) error { return errors.New("populated") } })
 	_, err := s.StartLogin(t.Context(), user, "a", "")
 	wantCode(t, "start", err, fault.BrowserStartFailed)
-	h.rt.FailStart = nil
+	h.rt.Change(func() { h.rt.FailStart = nil })
 	_, err = s.StartLogin(t.Context(), user, "a", "")
 	wantCode(t, "start while stuck", err, fault.BrowserStopUnproven)
-	h.rt.FailStop = nil
+	h.rt.Change(func() { h.rt.FailStop = nil })
 	_, err = s.StartLogin(t.Context(), agent, "a", "")
 	wantCode(t, "start by an agent", err, fault.BrowserNotControllable)
 	if v, err := s.StartLogin(t.Context(), operator, "a", ""); err != nil || v.Login.State != fleet.Controllable {
@@ -634,19 +646,21 @@ func TestSlowObservation(t *testing.T) {
 	s.use("s", "a")
 	b := mustBrowser(t, s, "s")
 	var looks atomic.Int32
-	h.rt.FailObserve = func(string) error {
-		if looks.Add(1) == 1 {
-			return errors.New("deadline exceeded")
+	h.rt.Change(func() {
+		h.rt.FailObserve = func(string) error {
+			if looks.Add(1) == 1 {
+				return errors.New("deadline exceeded")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	if again := mustBrowser(t, s, "s"); again.Key() != b.Key() {
 		t.Error("one failed look ended the browser")
 	}
-	h.rt.FailObserve = func(string) error { return errors.New("no bus") }
+	h.rt.Change(func() { h.rt.FailObserve = func(string) error { return errors.New("no bus") } })
 	_, err := s.Browser(t.Context(), "s")
 	wantCode(t, "no bus", err, fault.BrowserNotControllable)
-	h.rt.FailObserve = nil
+	h.rt.Change(func() { h.rt.FailObserve = nil })
 	if again := mustBrowser(t, s, "s"); again.Key() != b.Key() {
 		t.Error("failed looks ended the browser")
 	}
@@ -691,11 +705,13 @@ func TestAdmission(t *testing.T) {
 	defer s.end()
 	s.saved("a")
 	entered, release := make(chan struct{}), make(chan struct{})
-	h.rt.FailStart = func(fleet.StartRequest) error {
-		entered <- struct{}{}
-		<-release
-		return errors.New("no display")
-	}
+	h.rt.Change(func() {
+		h.rt.FailStart = func(fleet.StartRequest) error {
+			entered <- struct{}{}
+			<-release
+			return errors.New("no display")
+		}
+	})
 	done := make(chan error, 3)
 	for i := range 3 {
 		go func() {
@@ -730,11 +746,13 @@ func TestCancelledCaller(t *testing.T) {
 	defer s.end()
 	s.saved("a")
 	entered, release := make(chan struct{}), make(chan struct{})
-	h.rt.FailStart = func(fleet.StartRequest) error {
-		close(entered)
-		<-release
-		return nil
-	}
+	h.rt.Change(func() {
+		h.rt.FailStart = func(fleet.StartRequest) error {
+			close(entered)
+			<-release
+			return nil
+		}
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
@@ -755,7 +773,7 @@ func TestCancelledCaller(t *testing.T) {
 	_, err := s.StopSession(short, user, "s")
 	wantCode(t, "impatient", err, fault.Timeout)
 	close(release)
-	h.rt.FailStart = nil
+	h.rt.Change(func() { h.rt.FailStart = nil })
 	if v := s.use("s", "a"); v.State != fleet.Controllable {
 		t.Errorf("the start was not brought to its end: %+v", v)
 	}
@@ -869,14 +887,14 @@ func TestMemoryQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	running := false
-	h.rt.FailStart = func(fleet.StartRequest) error { running = true; return nil }
+	h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { running = true; return nil } })
 	fleet.FailStore(s.Fleet, func() error {
 		if running {
 			return fault.New(fault.NoSpace, "write fleet state", "Free space", "no space left on device")
 		}
 		return nil
 	})
-	h.rt.FailStop = func(string) error { return errors.New("no bus") }
+	h.rt.Change(func() { h.rt.FailStop = func(string) error { return errors.New("no bus") } })
 	if _, err := s.Browser(t.Context(), "s"); err == nil {
 		t.Error("handed out though its state cannot be stored")
 	}
@@ -893,7 +911,7 @@ func TestMemoryQuarantine(t *testing.T) {
 	if _, quarantined := s.Counts(); quarantined != 1 {
 		t.Errorf("%d quarantined", quarantined)
 	}
-	h.rt.FailStop, h.rt.FailStart = nil, nil
+	h.rt.Change(func() { h.rt.FailStop, h.rt.FailStart = nil, nil })
 	mustBrowser(t, s, "s")
 	if _, quarantined := s.Counts(); quarantined != 0 || len(h.rt.Running()) != 1 {
 		t.Errorf("%d quarantined, running %v", quarantined, h.rt.Running())
@@ -919,7 +937,7 @@ func TestObservationThatCannotBeStored(t *testing.T) {
 			return fault.New(fault.NoSpace, "write fleet state", "Free space", "no space left on device")
 		})
 		if !stops {
-			h.rt.FailStop = func(string) error { return errors.New("populated") }
+			h.rt.Change(func() { h.rt.FailStop = func(string) error { return errors.New("populated") } })
 		}
 		if err := s.Reconcile(t.Context()); err == nil {
 			t.Error("an observation that could not be stored is no error")
@@ -934,7 +952,7 @@ func TestObservationThatCannotBeStored(t *testing.T) {
 			t.Error("it is handed out")
 		}
 		fleet.FailStore(s.Fleet, nil)
-		h.rt.FailStop = nil
+		h.rt.Change(func() { h.rt.FailStop = nil })
 		if again := mustBrowser(t, s, "s"); again.Key() == b.Key() {
 			t.Error("what could not be recorded was kept")
 		}
@@ -973,17 +991,17 @@ func TestNothingLeaks(t *testing.T) {
 		return fault.New(fault.BrowserStopUnproven, "stop browser", "look at `systemctl --user status abfleet-"+instance+".slice`",
 			"unit abfleet-%s-chromium-1.scope on %s at 127.0.0.1:9222, [::]:5900, [::1]:5901 and 0.0.0.0:5902, %s/%s/rfb.sock", instance, s.profileOf("s"), h.cfg.RuntimeDir, instance)
 	}
-	h.rt.FailStart = func(req fleet.StartRequest) error { return nasty(req.Instance) }
+	h.rt.Change(func() { h.rt.FailStart = func(req fleet.StartRequest) error { return nasty(req.Instance) } })
 	use("s", "b")
 	use("t", "b")
-	h.rt.FailStop = nasty
+	h.rt.Change(func() { h.rt.FailStop = nasty })
 	use("u", "b")
 	stopped, err := s.StopSession(ctx, user, "s")
 	say(stopped, err)
 	if full := fleet.Unredacted(err); !strings.Contains(full.Error(), ".scope") || fault.HintOf(full) == "" || fault.CodeOf(full) != fault.CodeOf(err) {
 		t.Errorf("the operator reads %q with hint %q", full, fault.HintOf(full))
 	}
-	h.rt.FailObserve = nasty
+	h.rt.Change(func() { h.rt.FailObserve = nasty })
 	_, err = s.Browser(ctx, "s")
 	say(nil, err)
 	say(nil, b.Running(ctx))

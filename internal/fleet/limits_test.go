@@ -17,12 +17,14 @@ func TestLimits(t *testing.T) {
 	defer s.end()
 	var mu sync.Mutex
 	var got config.Limits
-	h.rt.FailStart = func(req fleet.StartRequest) error {
-		mu.Lock()
-		defer mu.Unlock()
-		got = req.Limits
-		return nil
-	}
+	h.rt.Change(func() {
+		h.rt.FailStart = func(req fleet.StartRequest) error {
+			mu.Lock()
+			defer mu.Unlock()
+			got = req.Limits
+			return nil
+		}
+	})
 	v := s.saved("a")
 	if got != h.cfg.Limits {
 		t.Errorf("the login browser has %+v", got)

@@ -118,14 +118,14 @@ func TestRecovery(t *testing.T) {
 	s.use("s", "a")
 	profile := s.profileOf("s")
 	stuck := fault.New(fault.BrowserStopUnproven, "stop browser", "Look", "its scope was stolen")
-	h.rt.FailStop = func(string) error { return stuck }
+	h.rt.Change(func() { h.rt.FailStop = func(string) error { return stuck } })
 	_, err := s.StopSession(t.Context(), user, "s")
 	wantCode(t, "stop", err, fault.BrowserStopUnproven)
 
 	// None of these may recover it.
 	recoverable := true
 	tried := false
-	h.rt.Reconstruct = func(string) bool { tried = true; return recoverable }
+	h.rt.Change(func() { h.rt.Reconstruct = func(string) bool { tried = true; return recoverable } })
 	_, err = s.StopSession(t.Context(), user, "s")
 	wantCode(t, "another stop", err, fault.BrowserStopUnproven)
 	_, err = s.RestartSession(t.Context(), user, "s")
@@ -167,7 +167,7 @@ func TestRecovery(t *testing.T) {
 	if left := h.rt.Remains(); len(left) > 0 {
 		t.Errorf("running: %v", left)
 	}
-	h.rt.FailStop = nil
+	h.rt.Change(func() { h.rt.FailStop = nil })
 	if v := s.use("s", "a"); v.Problem != nil || s.profileOf("s") != profile {
 		t.Errorf("after the recovery: %+v", v)
 	}
@@ -221,7 +221,7 @@ func TestReleaseOfAnOlderRecord(t *testing.T) {
 	if _, err := s.Session(t.Context(), "s"); err != nil || len(h.rt.Remains()) != 1 {
 		t.Errorf("after it: %v, running %v", err, h.rt.Remains())
 	}
-	h.rt.Reconstruct = func(string) bool { return true }
+	h.rt.Change(func() { h.rt.Reconstruct = func(string) bool { return true } })
 	if _, err := s.ReleaseSession(t.Context(), user, "s", false); err != nil || len(h.rt.Remains()) != 0 {
 		t.Errorf("release: %v, running %v", err, h.rt.Remains())
 	}
@@ -234,11 +234,13 @@ func TestReleaseUndecided(t *testing.T) {
 	s := h.start()
 	s.saved("a")
 	s.use("s", "a")
-	h.rt.FailStop = func(string) error { return fmt.Errorf("%w: connection closed", fleet.ErrUndecided) }
+	h.rt.Change(func() {
+		h.rt.FailStop = func(string) error { return fmt.Errorf("%w: connection closed", fleet.ErrUndecided) }
+	})
 	if _, err := s.ReleaseSession(t.Context(), user, "s", false); err == nil {
 		t.Error("a release that proved nothing succeeded")
 	}
-	h.rt.FailStop = nil
+	h.rt.Change(func() { h.rt.FailStop = nil })
 	s.end()
 	s = h.start()
 	defer s.end()
@@ -257,17 +259,19 @@ func TestReleaseFromMemoryQuarantine(t *testing.T) {
 	s.saved("a")
 	s.use("s", "a")
 	full := errors.New("no space left on device")
-	h.rt.FailStop = func(string) error {
-		fleet.FailStore(s.Fleet, func() error { return full })
-		return nil
-	}
+	h.rt.Change(func() {
+		h.rt.FailStop = func(string) error {
+			fleet.FailStore(s.Fleet, func() error { return full })
+			return nil
+		}
+	})
 	if _, err := s.StopSession(t.Context(), user, "s"); err == nil {
 		t.Error("a stop that could not be recorded succeeded")
 	}
 	if _, err := s.ReleaseSession(t.Context(), user, "s", false); err == nil {
 		t.Error("a release that could not be recorded succeeded")
 	}
-	h.rt.FailStop = nil
+	h.rt.Change(func() { h.rt.FailStop = nil })
 	fleet.FailStore(s.Fleet, nil)
 	if _, err := s.ReleaseSession(t.Context(), user, "s", false); err != nil {
 		t.Errorf("release in a whole world: %v", err)
@@ -338,11 +342,13 @@ func TestQueue(t *testing.T) {
 	defer s.end()
 	s.saved("a")
 	entered, release := make(chan string), make(chan struct{})
-	h.rt.FailStart = func(req fleet.StartRequest) error {
-		entered <- req.Session
-		<-release
-		return nil
-	}
+	h.rt.Change(func() {
+		h.rt.FailStart = func(req fleet.StartRequest) error {
+			entered <- req.Session
+			<-release
+			return nil
+		}
+	})
 	done := make(chan error, 4)
 	told := make(chan int, 10)
 	begin := func(session string) {
@@ -442,7 +448,7 @@ func TestLimit(t *testing.T) {
 	_, err = s.LimitIdentity(t.Context(), user, "b", own)
 	wantCode(t, "limits of nobody", err, fault.IdentityNotFound)
 	var got config.Limits
-	h.rt.FailStart = func(req fleet.StartRequest) error { got = req.Limits; return nil }
+	h.rt.Change(func() { h.rt.FailStart = func(req fleet.StartRequest) error { got = req.Limits; return nil } })
 	s.use("s", "a")
 	if want := (config.Limits{MemoryHigh: 2 << 30, TasksMax: 900}); got != want {
 		t.Errorf("started with %+v, want %+v", got, want)
@@ -480,12 +486,14 @@ func TestDelete(t *testing.T) {
 
 	// A directory that cannot be removed: it is not usable any more, and the
 	// next start finishes it.
-	h.rt.FailTree = func(op, dir string) error {
-		if op == "remove tree" && strings.Contains(dir, "profiles") {
-			return errors.New("input/output error")
+	h.rt.Change(func() {
+		h.rt.FailTree = func(op, dir string) error {
+			if op == "remove tree" && strings.Contains(dir, "profiles") {
+				return errors.New("input/output error")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	if _, err = s.DeleteIdentity(t.Context(), user, "a"); err == nil {
 		t.Error("a directory stays and the deletion succeeded")
 	}
@@ -501,7 +509,7 @@ func TestDelete(t *testing.T) {
 	} {
 		wantCode(t, name+" of a half deleted one", op(), fault.IdentityNotFound)
 	}
-	h.rt.FailTree = nil
+	h.rt.Change(func() { h.rt.FailTree = nil })
 	s.end()
 	s = h.start()
 	s.must(s.Reconcile(t.Context()))

@@ -229,12 +229,14 @@ func TestWatchUndecided(t *testing.T) {
 	s.use("s", "a")
 	feed := s.Watch(t.Context())
 	var looks atomic.Int32
-	h.rt.FailObserve = func(string) error {
-		if looks.Add(1) <= 4 {
-			return fleet.ErrUndecided
+	h.rt.Change(func() {
+		h.rt.FailObserve = func(string) error {
+			if looks.Add(1) <= 4 {
+				return fleet.ErrUndecided
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	h.rt.KillBrowsers(s.profileOf("s"))
 	awaitEvent(t, feed, audit.SessionEnded)
 	if n := looks.Load(); n <= 4 {

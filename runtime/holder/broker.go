@@ -27,6 +27,8 @@ type broker struct {
 	// has had the time to. Closing it needs mu.
 	page chan struct{}
 	trim trimmer
+	// attended is told, under mu, whether there is a client.
+	attended func(bool)
 
 	writing sync.Mutex // one message at a time on root; taken after mu or alone
 
@@ -102,6 +104,8 @@ func newBroker(root io.ReadWriteCloser) *broker {
 		clients: map[*client]struct{}{},
 		page:    make(chan struct{}),
 		trim:    newTrimmer(),
+
+		attended: func(bool) {},
 	}
 }
 
@@ -378,6 +382,7 @@ func (b *broker) add(conn net.Conn, session string) (*client, error) {
 		return nil, errRootClosed
 	}
 	b.clients[c] = struct{}{}
+	b.attended(true)
 	if session != "" {
 		b.owner[session] = c
 	}
@@ -390,6 +395,7 @@ func (b *broker) add(conn net.Conn, session string) (*client, error) {
 func (b *broker) remove(c *client) {
 	b.mu.Lock()
 	delete(b.clients, c)
+	b.attended(len(b.clients) > 0)
 	for s, o := range b.owner {
 		if o == c {
 			delete(b.owner, s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -54,12 +55,29 @@ const (
 	lockFD    = 6
 )
 
-// gcPercent trades a little time for memory: a holder is idle nearly always.
+// gcPercent trades a little time for memory while there are clients.
 const gcPercent = 40
+
+// unattendedMemory is what a holder without clients may grow to, in bytes, before
+// garbage is collected: only what its browser logs makes any.
+const unattendedMemory = 12 << 20
+
+// collect sets when garbage is collected. Without clients it is by size alone: Go
+// forces a collection every two minutes otherwise, which would wake the holder of
+// every browser that nobody uses.
+func collect(attended bool) {
+	if attended {
+		debug.SetGCPercent(gcPercent)
+		debug.SetMemoryLimit(math.MaxInt64)
+		return
+	}
+	debug.SetMemoryLimit(unattendedMemory)
+	debug.SetGCPercent(-1)
+}
 
 // hold is the holder of a Chromium.
 func hold(spec *Spec, res resources) int {
-	debug.SetGCPercent(gcPercent)
+	collect(true)
 	runtime.GOMAXPROCS(min(2, runtime.NumCPU()))
 	// The signals are caught before there is a browser, so that none is lost;
 	// and caught rather than ignored, because a child would inherit that.
@@ -90,6 +108,7 @@ func hold(spec *Spec, res resources) int {
 
 	closes := make(chan string, 1)
 	b := newBroker(br.root)
+	b.attended = collect
 	b.onClose = func(reason string) {
 		select {
 		case closes <- reason:

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"abfleet/tests/rig"
 )
 
 func pidfd(t *testing.T, pid int) int {
@@ -140,6 +142,7 @@ func TestRigEventsTellAnEmptyCgroup(t *testing.T) {
 // happened while the connection was cut, with nobody calling meanwhile; what is
 // not watched, or no more, is not.
 func TestRigChanges(t *testing.T) {
+	rig.NeedInside(t)
 	x := newCutter(t)
 	m, err := Dial(t.Context(), Options{Address: x.address})
 	if err != nil {

@@ -36,8 +36,9 @@ type Runtime struct {
 	// for it. An error stands for the death of the service at that point:
 	// nothing after it happens, not even a cleanup.
 	Step func(point string) error
-	// The next four make the outside world fail. They get the instance or
-	// the directory.
+	// The next ones make the outside world fail. They get the instance or
+	// the directory. Once a Stack runs, they are set within Change: it is
+	// watched.
 	FailStart   func(req fleet.StartRequest) error
 	FailStop    func(instance string) error
 	FailObserve func(instance string) error
@@ -107,6 +108,21 @@ func NewRuntime() *Runtime {
 	return &Runtime{trees: map[string]*tree{}, stacks: map[string]*stack{}, conns: map[string][]net.Conn{}, changed: make(chan struct{})}
 }
 
+// Change runs change, which sets fields that make the world fail, while no call
+// reads them.
+func (r *Runtime) Change(change func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change()
+}
+
+// hook reads a field that Change may set.
+func hook[F any](r *Runtime, field *F) F {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return *field
+}
+
 func (r *Runtime) step(format string, args ...any) error {
 	if r.Step == nil {
 		return nil
@@ -136,8 +152,8 @@ func (r *Runtime) treeStep(ctx context.Context, op, dir string, fn func() error)
 	if err := r.step("before %s", op); err != nil {
 		return err
 	}
-	if r.FailTree != nil {
-		if err := r.FailTree(op, dir); err != nil {
+	if fail := hook(r, &r.FailTree); fail != nil {
+		if err := fail(op, dir); err != nil {
 			return err
 		}
 	}
@@ -256,8 +272,8 @@ func (r *Runtime) launch(ctx context.Context, req fleet.StartRequest, e *evidenc
 	if err := r.role(ctx, req, e, "browser"); err != nil {
 		return err
 	}
-	if r.FailStart != nil {
-		if err := r.FailStart(req); err != nil {
+	if fail := hook(r, &r.FailStart); fail != nil {
+		if err := fail(req); err != nil {
 			return err
 		}
 	}
@@ -274,8 +290,8 @@ func (r *Runtime) clone(req fleet.StartRequest) error {
 	if err := r.step("before clone"); err != nil {
 		return &death{err}
 	}
-	if r.FailTree != nil {
-		if err := r.FailTree("clone", req.Profile); err != nil {
+	if fail := hook(r, &r.FailTree); fail != nil {
+		if err := fail("clone", req.Profile); err != nil {
 			return err
 		}
 	}
@@ -356,8 +372,8 @@ func (r *Runtime) Observe(ctx context.Context, ev fleet.Evidence) (fleet.Observa
 	if err := r.step("observe"); err != nil {
 		return fleet.Observation{}, err
 	}
-	if r.FailObserve != nil {
-		if err := r.FailObserve(e.Instance); err != nil {
+	if fail := hook(r, &r.FailObserve); fail != nil {
+		if err := fail(e.Instance); err != nil {
 			return fleet.Observation{}, err
 		}
 	}
@@ -390,8 +406,8 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, _ string) (fleet.
 	if err := r.step("before stop"); err != nil {
 		return fleet.StopReport{}, err
 	}
-	if r.FailStop != nil {
-		if err := r.FailStop(e.Instance); err != nil {
+	if fail := hook(r, &r.FailStop); fail != nil {
+		if err := fail(e.Instance); err != nil {
 			return fleet.StopReport{}, err
 		}
 	}
@@ -469,9 +485,9 @@ func (r *Runtime) Examine(ctx context.Context, req fleet.RecoverRequest) (fleet.
 		return fleet.Examination{Vacant: true, Recoverable: true}, nil
 	}
 	verdict := fleet.VerdictProven
-	if r.FailStop != nil && r.FailStop(req.Instance) != nil {
+	if fail := hook(r, &r.FailStop); fail != nil && fail(req.Instance) != nil {
 		verdict = fleet.VerdictAmbiguous
-		if r.Reconstruct != nil && r.Reconstruct(req.Instance) {
+		if can := hook(r, &r.Reconstruct); can != nil && can(req.Instance) {
 			verdict = fleet.VerdictReconstructible
 		}
 	}
@@ -489,7 +505,7 @@ func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.
 	} else if left, _ := r.Examine(ctx, req); !left.Vacant {
 		err = fault.New(fault.BrowserStopUnproven, "stop browser", "Look", "it runs, and no record proves whose it is")
 	}
-	if err == nil || r.Reconstruct == nil || !r.Reconstruct(req.Instance) {
+	if can := hook(r, &r.Reconstruct); err == nil || can == nil || !can(req.Instance) {
 		return report, err
 	}
 	r.mu.Lock()
