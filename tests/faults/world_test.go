@@ -421,14 +421,14 @@ func (t *tally) String() string {
 	defer t.mu.Unlock()
 	var b strings.Builder
 	columns := append([]string{"runs", "repaired"}, kinds...)
-	fmt.Fprintf(&b, "%-28s", "fault")
+	fmt.Fprintf(&b, "%-44s", "fault")
 	for _, c := range columns {
 		fmt.Fprintf(&b, " %10s", c)
 	}
 	b.WriteByte('\n')
 	sum := map[string]int{}
 	line := func(name string, outcomes map[string]int) {
-		fmt.Fprintf(&b, "%-28s", name)
+		fmt.Fprintf(&b, "%-44s", name)
 		for _, c := range columns {
 			fmt.Fprintf(&b, " %10d", outcomes[c])
 		}
