@@ -53,6 +53,7 @@ func (d *dying) next() (before, after bool) {
 	data, err := os.ReadFile(filepath.Join(d.dir, "arm"))
 	arm := strings.TrimSpace(string(data))
 	if err != nil || arm == "" {
+		d.armed = ""
 		return false, false
 	}
 	if arm != d.armed {

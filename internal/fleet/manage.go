@@ -223,7 +223,8 @@ func (f *Fleet) finishDelete(ctx context.Context, key string) error {
 			return f.failure(err, fault.Internal, opDelete, "Delete it again; the next start of the service tries, too", nil)
 		}
 	}
-	return f.update(func(tx *store.Tx) error {
+	var instances []string
+	err = f.update(func(tx *store.Tx) error {
 		it, err := intents.Get(tx, loginKey(key))
 		if err != nil {
 			return err
@@ -254,6 +255,7 @@ func (f *Fleet) finishDelete(ctx context.Context, key string) error {
 		}
 		for _, r := range allRuntimes {
 			if r.Value.Identity == key {
+				instances = append(instances, r.Key)
 				if err := runtimes.Delete(tx, r); err != nil {
 					return err
 				}
@@ -270,4 +272,8 @@ func (f *Fleet) finishDelete(ctx context.Context, key string) error {
 		}
 		return tx.Audit(Event{Type: audit.IdentityDeleted, Actor: it.Value.Actor, Identity: key, Summary: fmt.Sprintf("Identity %q was deleted", id.Value.Name)})
 	})
+	if err == nil {
+		f.forget(instances...)
+	}
+	return err
 }

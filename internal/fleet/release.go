@@ -208,10 +208,14 @@ func (f *Fleet) unbind(ctx context.Context, session string) error {
 			Details: map[string]string{"profile": b.profile.Key, "instance": r.Key},
 		})
 	})
-	if err == nil {
-		err = f.discard(ctx, audit.System("release"), b.profile.Key)
+	if err != nil {
+		return err
 	}
-	return err
+	// The session is released, whatever comes of this.
+	if err := f.discard(ctx, audit.System("release"), b.profile.Key); err != nil {
+		f.log.Warn("an unfinished Profile stays until the next start of the service", "profile", b.profile.Key, "error", err)
+	}
+	return nil
 }
 
 // undoRelease ends the intent of a release that could not be finished. The

@@ -399,9 +399,9 @@ func (f *Fleet) discard(ctx context.Context, actor audit.Actor, profileKey strin
 	if err := f.rt.RemoveTree(tctx, dir); err != nil {
 		return f.failure(err, fault.Internal, op, "The next start of the service tries again", r)
 	}
-	return f.update(func(tx *store.Tx) error {
-		r, err := free(tx)
-		if err != nil || r == nil {
+	err = f.update(func(tx *store.Tx) error {
+		var err error
+		if r, err = free(tx); err != nil || r == nil {
 			return err
 		}
 		if err := p.Value.apply(onDiscard, facts{vacant: true}, now()); err != nil {
@@ -418,6 +418,10 @@ func (f *Fleet) discard(ctx context.Context, actor audit.Actor, profileKey strin
 			Summary: "an unfinished Profile was removed", Details: map[string]string{"profile": profileKey, "instance": r.Key},
 		})
 	})
+	if err == nil && r != nil {
+		f.forget(r.Key)
+	}
+	return err
 }
 
 // usedProfiles are the Profiles that a Binding or an intent refers to.

@@ -36,6 +36,15 @@ func (f *Fleet) setProven(r *runtime) {
 	f.watch(r)
 }
 
+// forget drops what this process knew of Stacks that are no more.
+func (f *Fleet) forget(instances ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, instance := range instances {
+		delete(f.proven, instance)
+	}
+}
+
 func (f *Fleet) isProven(r *runtime) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -166,6 +166,11 @@ func TestRecover(t *testing.T) {
 			if err := syscall.Kill(g.Leader.PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
+			for deadline := time.Now().Add(10 * time.Second); startOf(t, g.Leader.PID) != ""; {
+				if time.Now().After(deadline) {
+					t.Fatal("a killed holder does not end")
+				}
+			}
 			return e.encode()
 		}, proven, reconstructible, true, ""},
 	} {

@@ -25,8 +25,11 @@ func (d death) String() string { return d.phase + "/" + d.role + "/" + d.how }
 // deaths are all that there are on a kind of Stack.
 func deaths(display string) []death {
 	roles := []string{"holder", "browser"}
-	if display != "none" {
+	switch display {
+	case "xvnc":
 		roles = append(roles, "display")
+	case "xvfb":
+		roles = append(roles, "display", "vnc")
 	}
 	var all []death
 	for _, phase := range []string{"running", "starting", "stopping"} {
@@ -44,7 +47,7 @@ func deaths(display string) []death {
 func (w *world) find(role, instance string) int {
 	w.t.Helper()
 	for _, p := range w.processes() {
-		is := map[string]bool{"holder": p.exe == "abfleet-role", "browser": p.profile != "", "display": p.exe == "Xvnc"}
+		is := map[string]bool{"holder": p.exe == "abfleet-role", "browser": p.profile != "", "display": p.exe == "Xvnc" || p.exe == "Xvfb", "vnc": p.exe == "x11vnc"}
 		if p.instance == instance && is[role] {
 			return p.pid
 		}
@@ -63,26 +66,31 @@ func (w *world) strike(d death, pid int) {
 	_, _ = w.RootSh(w.t.Context(), fmt.Sprintf(`cg=$(sed -n 's/^0:://p' /proc/%d/cgroup) && case $cg in */abfleet-*.scope) echo 1 >/sys/fs/cgroup$cg/cgroup.kill ;; esac`, pid))
 }
 
-// roleDies has a role of session m die, and returns what is wrong after it.
-func (w *world) roleDies(d death) []string {
+// roleDies has a role of session m die, and returns what is wrong after it, and
+// whether it could be struck.
+func (w *world) roleDies(d death) (wrong []string, reached bool) {
 	w.t.Helper()
 	s := w.use("m", "work")
 	instance := w.must("GET", api.SessionPath+"?session="+s.Session, nil).Session.Instance
 	stop := func() error { return w.post(api.StopSessionPath, api.SessionRequest{Session: "m"}) }
 	use := func() error { return w.post(api.UsePath, api.SessionRequest{Session: "m", Identity: "work"}) }
 	done := make(chan error, 1)
+	pid := w.find(d.role, instance)
+	if pid == 0 {
+		w.t.Fatalf("no %s runs", d.role)
+	}
+	reached = true
 	switch d.phase {
 	case "running":
-		w.strike(d, w.find(d.role, instance))
+		w.strike(d, pid)
 		go func() { done <- use() }()
 	case "stopping":
-		pid := w.find(d.role, instance)
 		go func() { done <- stop() }()
 		w.strike(d, pid)
 	case "starting":
 		w.check(stop())
 		go func() { done <- use() }()
-		for pid := 0; pid == 0; {
+		for pid = 0; pid == 0 && reached; {
 			if pid = w.find(d.role, instance); pid != 0 {
 				w.strike(d, pid)
 				break
@@ -90,14 +98,13 @@ func (w *world) roleDies(d death) []string {
 			select {
 			case err := <-done: // it was faster
 				done <- err
-				pid = -1
+				reached = false
 			default:
 			}
 		}
 	}
 	select {
 	case err := <-done:
-		var wrong []string
 		if err != nil && died(err) {
 			wrong = append(wrong, fmt.Sprintf("half state: the service died: %v", err))
 		}
@@ -109,10 +116,10 @@ func (w *world) roleDies(d death) []string {
 		if err := use(); err != nil {
 			wrong = append(wrong, fmt.Sprintf("half state: the next use: %v", err))
 		}
-		wrong = append(wrong, w.wrong()...)
-		return append(wrong, w.bound("m", "work")...)
+		wrong = append(wrong, w.wrong("")...)
+		return append(wrong, w.bound("m", "work")...), reached
 	case <-time.After(answerTimeout):
-		return []string{"half state: no answer"}
+		return []string{"half state: no answer"}, reached
 	}
 }
 
@@ -125,19 +132,19 @@ func TestRoleDeaths(t *testing.T) {
 	if d := os.Getenv("ABF_DISPLAY"); d != "" {
 		displays = []string{d}
 	} else if all {
-		displays = []string{"none", "xvnc"}
+		displays = []string{"none", "xvnc", "xvfb"}
 	}
 	for _, display := range displays {
 		t.Run(display, func(t *testing.T) {
 			w := boot(t, "deaths-"+display, display)
 			for i, d := range deaths(display) {
-				if only != "" && d.String() != only || only == "" && !all && i%5 != 0 {
+				if only != "" && d.String() != only || only == "" && !all && i%9 != 0 {
 					continue
 				}
 				begin := time.Now()
-				wrong := w.roleDies(d)
-				total.add(display+" "+d.phase+" "+d.how, wrong)
-				t.Logf("%s: %s", d, time.Since(begin).Round(time.Millisecond))
+				wrong, reached := w.roleDies(d)
+				total.add(display+" "+d.phase+" "+d.how, reached, wrong)
+				t.Logf("%s: struck %t, %s", d, reached, time.Since(begin).Round(time.Millisecond))
 				if len(wrong) > 0 {
 					t.Errorf("%s: %s\nagain: ABF_DISPLAY=%s ABF_DEATH='%s' go test ./tests/faults -run TestRoleDeaths\n%s",
 						d, strings.Join(wrong, "\n"), display, d, w.journal())
@@ -163,23 +170,37 @@ func TestSystemd(t *testing.T) {
 		_, err := w.RootSh(w.t.Context(), fmt.Sprintf("systemctl restart user@%d.service", w.UID()))
 		return err
 	}
+	cuts := 0
+	cut := func(after bool) func() {
+		return func() {
+			cuts = 0
+			w.bus.arm(plan{n: 1, after: after, act: func() { cuts++; w.bus.cut() }})
+		}
+	}
+	cutAt := func(member string) func() {
+		return func() {
+			if calls := w.bus.disarm(); cuts != 1 || len(calls) == 0 || calls[0] != member {
+				t.Errorf("cut %d times at %v, want once at %s", cuts, calls, member)
+			}
+		}
+	}
 	for _, c := range []struct {
 		name   string
 		before func()
 		do     func() error
-		// fails says that the operation may fail; what must hold after it does all
-		// the same.
-		fails, long bool
-		after       func()
+		// fails says that the operation may fail, and must that it has to; what
+		// must hold after it does all the same.
+		fails, must, long bool
+		after             func()
 	}{
 		{name: "JobRemoved lost", before: func() { w.bus.lose("JobRemoved") }, do: func() error { return errors.Join(stop(), use("work")(), use("other")()) }, after: func() {
 			if w.bus.lose("") == 0 {
 				t.Error("no signal was lost")
 			}
 		}},
-		{name: "cut before StartTransientUnit", before: func() { w.check(stop()); w.bus.arm(plan{n: 1, act: w.bus.cut}) }, do: use("work"), fails: true},
-		{name: "cut after StartTransientUnit", before: func() { w.check(stop()); w.bus.arm(plan{n: 1, after: true, act: w.bus.cut}) }, do: use("work"), fails: true},
-		{name: "cut in a stop", before: func() { w.bus.arm(plan{n: 1, act: w.bus.cut}) }, do: stop, fails: true},
+		{name: "cut before StartTransientUnit", before: func() { w.check(stop()); cut(false)() }, do: use("work"), fails: true, after: cutAt("StartTransientUnit")},
+		{name: "cut after StartTransientUnit", before: func() { w.check(stop()); cut(true)() }, do: use("work"), fails: true, after: cutAt("StartTransientUnit")},
+		{name: "cut in a stop", before: cut(false), do: stop, fails: true, after: cutAt("StopUnit")},
 		{name: "the next scope's name is taken", before: func() {
 			s := w.use("m", "work")
 			instance := w.must("GET", api.SessionPath+"?session="+s.Session, nil).Session.Instance
@@ -188,8 +209,8 @@ func TestSystemd(t *testing.T) {
 			w.sh(fmt.Sprintf(`unit=abfleet-%s-chromium-$((%s + 1)).scope
 				systemd-run --user -q --scope --unit=$unit sleep 20 >/dev/null 2>&1 </dev/null &
 				until systemctl --user -q is-active $unit; do sleep 0.05; done`, instance, was))
-		}, do: use("work"), fails: true},
-		{name: "daemon-reexec", do: func() error { w.sh("systemctl --user daemon-reexec"); return nil }},
+		}, do: use("work"), must: true},
+		{name: "daemon-reexec", long: true, do: func() error { w.sh("systemctl --user daemon-reexec"); return nil }},
 		{name: "restart of the user's manager", do: restartManager, after: w.strangers},
 		{name: "reloads during 30 starts", long: true, do: func() error {
 			w.sh("systemd-run --user -q --unit=reloads sh -c 'while :; do systemctl --user daemon-reload; done'")
@@ -210,18 +231,18 @@ func TestSystemd(t *testing.T) {
 			c.before()
 		}
 		var wrong []string
-		if err := c.do(); err != nil && !c.fails {
+		if err := c.do(); err != nil && !c.fails && !c.must || err == nil && c.must {
 			wrong = append(wrong, fmt.Sprintf("half state: %v", err))
 		}
-		w.bus.disarm()
 		if c.after != nil {
 			c.after()
 		}
+		w.bus.disarm()
 		if err := use("work")(); err != nil {
 			wrong = append(wrong, fmt.Sprintf("half state: the next use: %v", err))
 		}
-		wrong = append(append(wrong, w.wrong()...), w.bound("m", "work")...)
-		total.add("systemd: "+c.name, wrong)
+		wrong = append(append(wrong, w.wrong("")...), w.signedIn("m", "work")...)
+		total.add("systemd: "+c.name, true, wrong)
 		if len(wrong) > 0 {
 			t.Errorf("%s: %s\n%s", c.name, strings.Join(wrong, "\n"), w.journal())
 		}

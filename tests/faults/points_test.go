@@ -2,6 +2,7 @@ package faults
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -22,6 +23,11 @@ type operation struct {
 	// outcome says what is wrong with what the operation left, beyond what holds
 	// for everything.
 	outcome func(w *world) []string
+	// session is the one that it is about, "" for none.
+	session string
+	// login is a session and an Identity whose browser has to be logged in after
+	// everything.
+	login [2]string
 	// displayed says that the operation is about the display.
 	displayed bool
 }
@@ -64,24 +70,28 @@ var operations = []operation{
 		},
 		do:      func(w *world) error { return w.post(api.UsePath, api.SessionRequest{Session: "s", Identity: "work"}) },
 		outcome: func(w *world) []string { return w.bound("s", "work") },
+		session: "s", login: [2]string{"s", "work"},
 	},
 	{
 		name:    "switch",
 		prepare: func(w *world) { w.use("s", "work") },
 		do:      func(w *world) error { return w.post(api.UsePath, api.SessionRequest{Session: "s", Identity: "other"}) },
 		outcome: func(w *world) []string { return w.bound("s", "work", "other") },
+		session: "s", login: [2]string{"s", "other"},
 	},
 	{
 		name:    "save",
 		prepare: func(w *world) { w.login("other") },
 		do:      func(w *world) error { return w.post(api.SavePath, api.IdentityRequest{Identity: "other"}) },
 		outcome: func(w *world) []string { return w.ready("other") },
+		login:   [2]string{"s", "other"},
 	},
 	{
 		name:    "release",
 		prepare: func(w *world) { w.use("r", "work") },
 		do:      func(w *world) error { return w.post(api.ReleasePath, api.SessionRequest{Session: "r"}) },
 		outcome: func(w *world) []string { return w.bound("r", "work", "") },
+		session: "r", login: [2]string{"r", "work"},
 	},
 	{
 		name: "delete",
@@ -115,6 +125,7 @@ var operations = []operation{
 		},
 		do:      func(w *world) error { return w.post(api.ReleasePath, api.SessionRequest{Session: "v"}) },
 		outcome: func(w *world) []string { return w.bound("v", "work", "") },
+		session: "v", login: [2]string{"v", "work"},
 	},
 }
 
@@ -177,11 +188,12 @@ func (w *world) points(op operation) ([]point, time.Duration) {
 }
 
 // fault runs an operation in which the service dies at the point, and returns
-// what is wrong after its next start.
-func (w *world) fault(p point, took time.Duration) []string {
+// what is wrong after its next start, and whether it died at all.
+func (w *world) fault(p point, took time.Duration) (wrong []string, reached bool) {
 	w.t.Helper()
 	p.op.prepare(w)
-	pid := w.service()
+	pid, others := w.service(), w.bindings(p.op.session)
+	killed := make(chan struct{}, 1)
 	switch p.kind {
 	case "write":
 		when := "before"
@@ -193,31 +205,43 @@ func (w *world) fault(p point, took time.Duration) []string {
 		w.bus.arm(plan{n: p.n, after: p.after, act: func() { w.kill("KILL", pid) }})
 	case "moment":
 		wait := time.Duration(rand.New(rand.NewPCG(uint64(p.n), 1)).Int64N(int64(took)))
-		timer := time.AfterFunc(wait, func() { w.kill("KILL", pid) })
-		defer timer.Stop()
+		timer := time.AfterFunc(wait, func() { w.kill("KILL", pid); killed <- struct{}{} })
+		defer func() {
+			if !timer.Stop() {
+				<-killed
+			}
+		}()
 	}
 	err := p.op.do(w)
 	w.bus.disarm()
 	w.sh("cd ~/" + faultDir + " && rm -f arm")
 	if err != nil && !died(err) {
-		return []string{fmt.Sprintf("half state: the operation failed without a death: %v", err)}
+		return []string{fmt.Sprintf("half state: the operation failed without a death: %v", err)}, true
 	}
-	if now := w.service(); now == pid && p.kind != "moment" {
-		w.t.Logf("%s: not reached", p)
+	reached = died(err)
+	broken := ""
+	if p.op.displayed {
+		broken = p.op.session
 	}
-	wrong := append(w.wrong(), p.op.outcome(w)...)
+	wrong = append(w.wrong(broken), p.op.outcome(w)...)
+	if now := w.bindings(p.op.session); !maps.Equal(now, others) {
+		wrong = append(wrong, fmt.Sprintf("lost: the other sessions have %v, had %v", now, others))
+	}
 	if len(wrong) > 0 {
-		return wrong
+		return wrong, reached
 	}
 	// It all goes on.
 	if err := p.op.do(w); err != nil {
 		switch fault.CodeOf(err) {
 		case fault.SessionNotFound, fault.IdentityNotFound, fault.LoginNotRunning: // it was done
 		default:
-			return []string{fmt.Sprintf("half state: the operation again: %v", err)}
+			return []string{fmt.Sprintf("half state: the operation again: %v", err)}, reached
 		}
 	}
-	return nil
+	if login := p.op.login; login[0] != "" {
+		wrong = w.signedIn(login[0], login[1])
+	}
+	return wrong, reached
 }
 
 // TestFaultPoints protects everything from a service that dies: at each store
@@ -255,7 +279,7 @@ func TestFaultPoints(t *testing.T) {
 					points = append(points, point{op, "moment", seed + 1, true, "any moment"})
 				}
 			}
-			const short = 42
+			const short = 34
 			for i, p := range points {
 				switch {
 				case only != "" && p.String() != only:
@@ -263,8 +287,9 @@ func TestFaultPoints(t *testing.T) {
 				case only == "" && !all && len(points) > short && i*short/len(points) == (i+1)*short/len(points):
 					continue // evenly
 				}
-				wrong := w.fault(p, took[p.op.name])
-				total.add(display+" "+p.op.name+" "+p.kind, wrong)
+				wrong, reached := w.fault(p, took[p.op.name])
+				total.add(display+" "+p.op.name+" "+p.kind, reached, wrong)
+				t.Logf("%s (%s): reached %t, wrong %d", p, p.what, reached, len(wrong))
 				if len(wrong) > 0 {
 					t.Errorf("%s (%s): %s\nagain: ABF_DISPLAY=%s ABF_FAULT=%s go test ./tests/faults -run TestFaultPoints\n%s",
 						p, p.what, strings.Join(wrong, "\n"), display, p, w.journal())

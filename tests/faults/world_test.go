@@ -129,6 +129,13 @@ func (w *world) sh(script string) string {
 	return strings.TrimSpace(out)
 }
 
+// client reaches the control socket.
+func (w *world) client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return w.Dial(ctx, "unix", w.RuntimeDir()+"/abfleet/control.sock")
+	}}}
+}
+
 // ask sends a request to the control socket. A service that dies in the middle of
 // it is an error without a code.
 func (w *world) ask(method, path string, body any) (api.Answer, error) {
@@ -143,10 +150,7 @@ func (w *world) ask(method, path string, body any) (api.Answer, error) {
 		return api.Answer{}, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return w.Dial(ctx, "unix", w.RuntimeDir()+"/abfleet/control.sock")
-	}}}
-	response, err := client.Do(r)
+	response, err := w.client().Do(r)
 	if err != nil {
 		return api.Answer{}, err
 	}
@@ -227,6 +231,10 @@ func (w *world) service() int {
 
 // kill ends a process inside the machine at once.
 func (w *world) kill(signal string, pid int) {
+	if pid <= 1 {
+		w.t.Errorf("nobody to kill: process %d", pid) // 0 would be a whole group
+		return
+	}
 	if out, err := w.RootSh(w.t.Context(), fmt.Sprintf("kill -%s %d", signal, pid)); err != nil {
 		w.t.Errorf("kill -%s %d: %v: %s", signal, pid, err, out)
 	}
@@ -271,8 +279,9 @@ func (w *world) processes() []process {
 }
 
 // settled waits until what one start of the service has to repair is repaired:
-// every session is what is wanted of it, or waits for a person.
-func (w *world) settled() ([]api.Session, error) {
+// every session is what is wanted of it, or, only where that is the case already,
+// waits for a person.
+func (w *world) settled(broken string) ([]api.Session, error) {
 	w.t.Helper()
 	deadline := time.Now().Add(settleTimeout)
 	for {
@@ -280,7 +289,7 @@ func (w *world) settled() ([]api.Session, error) {
 		busy := ""
 		for _, s := range answer.Sessions {
 			switch {
-			case s.State == "BROKEN", s.Wanted == "stopped" && s.State == "stopped", s.Wanted == "running" && s.State == "controllable":
+			case s.State == "BROKEN" && s.Session == broken, s.Wanted == "stopped" && s.State == "stopped", s.Wanted == "running" && s.State == "controllable":
 			default:
 				busy = fmt.Sprintf("session %s is %s and wanted %s", s.Session, s.State, s.Wanted)
 			}
@@ -300,28 +309,28 @@ func (w *world) settled() ([]api.Session, error) {
 }
 
 // wrong looks at reality, and says what must not be after one start of the
-// service.
-func (w *world) wrong() (wrong []string) {
+// service. The session broken may still be BROKEN.
+func (w *world) wrong(broken string) (wrong []string) {
 	w.t.Helper()
 	say := func(kind, format string, args ...any) {
 		wrong = append(wrong, kind+": "+fmt.Sprintf(format, args...))
 	}
-	sessions, err := w.settled()
+	sessions, err := w.settled(broken)
 	if err != nil {
 		say("half state", "%v", err)
 	}
 	known := map[string]string{}
 	for _, s := range sessions {
 		shown := w.session(s.Session)
-		if shown != nil && (shown.State == "controllable" || shown.State == "BROKEN") {
+		if shown != nil && shown.State != "stopped" {
 			known[shown.Instance] = "session " + s.Session
 		}
 	}
-	logins := 0
+	logins := map[string]bool{}
 	for _, i := range w.must("GET", api.IdentitiesPath, nil).Identities {
 		if i.Login.State == "controllable" {
-			logins++
-		} else if i.Login.State != "stopped" && i.Login.State != "BROKEN" {
+			logins[i.ID] = true
+		} else if i.Login.State != "stopped" {
 			say("half state", "the login of %s is %s", i.Name, i.Login.State)
 		}
 		if i.State == "DELETING" {
@@ -342,8 +351,13 @@ func (w *world) wrong() (wrong []string) {
 			profiles[p.profile]++
 		}
 	}
-	if len(unknown) > logins {
-		say("orphan", "%d Stacks run that no session and no login has: %v", len(unknown)-logins, unknown)
+	for instance := range unknown {
+		// A login's Stack says in its unit whose it is.
+		of := w.sh("systemctl --user list-units --plain --no-legend 'abfleet-" + instance + "-chromium-*.scope' | grep -o 'identity-[a-z0-9]*' || true")
+		if !logins[of] {
+			say("orphan", "the Stack %s runs, and no session and no login has it", instance)
+		}
+		delete(logins, of)
 	}
 	for dir, n := range profiles {
 		if n > 1 {
@@ -364,14 +378,65 @@ func (w *world) wrong() (wrong []string) {
 	}
 	var store struct {
 		OK    bool
-		State struct{ Intents int }
-		Error *api.Error
+		State struct{ Intents, Identities, Profiles int }
 	}
 	out, err := w.Sh(w.t.Context(), "abfleet store check --json")
 	if jerr := json.Unmarshal([]byte(out), &store); err != nil || jerr != nil || !store.OK || store.State.Intents > 0 {
 		say("half state", "store check: %v %v %s", err, jerr, out)
 	}
+	var identities, profiled int
+	_, err = fmt.Sscan(w.sh(`cd ~/.local/state/abfleet/identities && find . -mindepth 1 -maxdepth 1 -type d | wc -l; find . -mindepth 3 -maxdepth 3 -path '*/profiles/*' -type d | wc -l`), &identities, &profiled)
+	if err != nil || identities > store.State.Identities || profiled > store.State.Profiles {
+		say("half state", "%d Identities and %d profiles on the disk, recorded are %d and %d: %v", identities, profiled, store.State.Identities, store.State.Profiles, err)
+	}
 	return wrong
+}
+
+// bindings is which Identity each session has, but for those of the list.
+func (w *world) bindings(but ...string) map[string]string {
+	w.t.Helper()
+	has := map[string]string{}
+	for _, s := range w.must("GET", api.SessionsPath, nil).Sessions {
+		if !slices.Contains(but, s.Session) {
+			has[s.Session] = s.IdentityName
+		}
+	}
+	return has
+}
+
+// signedIn has a session's browser look whether it is logged in, as an agent
+// would.
+func (w *world) signedIn(session, identity string) []string {
+	w.t.Helper()
+	w.use(session, identity)
+	call := func(tool string, args map[string]any) string {
+		body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{"name": tool, "arguments": args}})
+		w.check(err)
+		r, err := http.NewRequestWithContext(w.t.Context(), "POST", api.Base+api.MCPPath, bytes.NewReader(body))
+		w.check(err)
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		r.Header.Set(api.HeaderSession, session)
+		response, err := w.client().Do(r)
+		if err != nil {
+			return err.Error()
+		}
+		defer response.Body.Close()
+		answer, err := io.ReadAll(response.Body)
+		if err != nil {
+			return err.Error()
+		}
+		return string(answer)
+	}
+	call("browser_navigate", map[string]any{"url": "http://" + siteAddr + "/account"})
+	call("browser_wait_for", map[string]any{"text": "Storage was read"})
+	text := call("browser_evaluate", map[string]any{"function": "() => document.body.innerText"})
+	for _, want := range []string{"Signed in as " + site.DefaultUser, "persistent cookie: " + site.DefaultUser, "localStorage: " + site.DefaultUser, "IndexedDB: " + site.DefaultUser} {
+		if !strings.Contains(text, want) {
+			return []string{fmt.Sprintf("lost: the browser of %s says no %q: %s", session, want, text)}
+		}
+	}
+	return nil
 }
 
 // journal is what the service said last.
@@ -395,9 +460,17 @@ var total = &tally{outcomes: map[string]map[string]int{}}
 // Kinds of failure that the tally names although there is none.
 var kinds = []string{"lost", "orphan", "double", "foreign", "half state"}
 
-func (t *tally) add(what string, wrong []string) {
+// add counts a run. One in which the fault did not come about is none.
+func (t *tally) add(what string, reached bool, wrong []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !reached && len(wrong) == 0 {
+		if t.outcomes[what] == nil {
+			t.outcomes[what] = map[string]int{}
+		}
+		t.outcomes[what]["not reached"]++
+		return
+	}
 	t.runs++
 	if t.outcomes[what] == nil {
 		t.outcomes[what] = map[string]int{}
@@ -420,17 +493,17 @@ func (t *tally) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var b strings.Builder
-	columns := append([]string{"runs", "repaired"}, kinds...)
+	columns := append(append([]string{"runs", "repaired"}, kinds...), "not reached")
 	fmt.Fprintf(&b, "%-44s", "fault")
 	for _, c := range columns {
-		fmt.Fprintf(&b, " %10s", c)
+		fmt.Fprintf(&b, " %11s", c)
 	}
 	b.WriteByte('\n')
 	sum := map[string]int{}
 	line := func(name string, outcomes map[string]int) {
 		fmt.Fprintf(&b, "%-44s", name)
 		for _, c := range columns {
-			fmt.Fprintf(&b, " %10d", outcomes[c])
+			fmt.Fprintf(&b, " %11d", outcomes[c])
 		}
 		b.WriteByte('\n')
 	}
