@@ -193,7 +193,8 @@ func (w *world) fault(p point, took time.Duration) (wrong []string, reached bool
 	w.t.Helper()
 	p.op.prepare(w)
 	pid, others := w.service(), w.bindings(p.op.session)
-	killed := make(chan struct{}, 1)
+	// struck waits for a death that is under way, and reports whether there is one.
+	struck := func() bool { return false }
 	switch p.kind {
 	case "write":
 		when := "before"
@@ -205,20 +206,24 @@ func (w *world) fault(p point, took time.Duration) (wrong []string, reached bool
 		w.bus.arm(plan{n: p.n, after: p.after, act: func() { w.kill("KILL", pid) }})
 	case "moment":
 		wait := time.Duration(rand.New(rand.NewPCG(uint64(p.n), 1)).Int64N(int64(took)))
-		timer := time.AfterFunc(wait, func() { w.kill("KILL", pid); killed <- struct{}{} })
-		defer func() {
-			if !timer.Stop() {
-				<-killed
+		killed := make(chan struct{})
+		timer := time.AfterFunc(wait, func() { w.kill("KILL", pid); close(killed) })
+		struck = func() bool {
+			if timer.Stop() {
+				return false
 			}
-		}()
+			<-killed
+			return true
+		}
 	}
 	err := p.op.do(w)
 	w.bus.disarm()
 	w.sh("cd ~/" + faultDir + " && rm -f arm")
 	if err != nil && !died(err) {
+		struck()
 		return []string{fmt.Sprintf("half state: the operation failed without a death: %v", err)}, true
 	}
-	reached = died(err)
+	reached = struck() || died(err)
 	broken := ""
 	if p.op.displayed {
 		broken = p.op.session

@@ -377,17 +377,17 @@ func (w *world) wrong(broken string) (wrong []string) {
 		say("lost", "no login in %s", strings.Fields(out))
 	}
 	var store struct {
-		OK    bool
-		State struct{ Intents, Identities, Profiles int }
+		OK   bool
+		File struct{ Intents, Identities, Profiles int }
 	}
 	out, err := w.Sh(w.t.Context(), "abfleet store check --json")
-	if jerr := json.Unmarshal([]byte(out), &store); err != nil || jerr != nil || !store.OK || store.State.Intents > 0 {
+	if jerr := json.Unmarshal([]byte(out), &store); err != nil || jerr != nil || !store.OK || store.File.Intents > 0 {
 		say("half state", "store check: %v %v %s", err, jerr, out)
 	}
 	var identities, profiled int
 	_, err = fmt.Sscan(w.sh(`cd ~/.local/state/abfleet/identities && find . -mindepth 1 -maxdepth 1 -type d | wc -l; find . -mindepth 3 -maxdepth 3 -path '*/profiles/*' -type d | wc -l`), &identities, &profiled)
-	if err != nil || identities > store.State.Identities || profiled > store.State.Profiles {
-		say("half state", "%d Identities and %d profiles on the disk, recorded are %d and %d: %v", identities, profiled, store.State.Identities, store.State.Profiles, err)
+	if err != nil || identities > store.File.Identities || profiled > store.File.Profiles {
+		say("half state", "%d Identities and %d profiles on the disk, recorded are %d and %d: %v", identities, profiled, store.File.Identities, store.File.Profiles, err)
 	}
 	return wrong
 }
