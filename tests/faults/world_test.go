@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,7 +44,7 @@ type world struct {
 	t       *testing.T
 	bus     *bus
 	logins  chan site.Login
-	foreign map[string]string // who must never be touched: pid and start time
+	foreign map[string]string // who must never be touched: when each pid was started
 }
 
 // boot starts a machine with the given display, and on it Identities that are
@@ -85,6 +87,10 @@ func boot(t *testing.T, name, display string) *world {
 		w.must("POST", api.SavePath, api.IdentityRequest{Identity: identity})
 	}
 	w.use("by", "work")
+	// What is looked at for faults can be seen.
+	if p := w.find("browser", w.must("GET", api.SessionPath+"?session=by", nil).Session.Instance); p == 0 || len(w.trees("*/profiles/*")) != 1 || len(w.trees("*/snapshot")) != 2 {
+		t.Fatalf("browser %d, trees %v %v", p, w.trees("*/profiles/*"), w.trees("*/snapshot"))
+	}
 	return w
 }
 
@@ -95,21 +101,26 @@ func (w *world) strangers() {
 	w.sh(`systemd-run --user -q --unit=foreign-chromium -E DBUS_SESSION_BUS_ADDRESS=disabled: /usr/lib/chromium/chromium --headless=new --user-data-dir="$HOME/foreign" --password-store=basic --remote-debugging-port=9333 about:blank
 		systemd-run --user -q --unit=foreign-xvnc /usr/bin/Xvnc :150 -rfbport -1 -rfbunixpath "$HOME/foreign.sock" -SecurityTypes None -nolisten tcp
 		until test -S /tmp/.X11-unix/X150 && test -L "$HOME/foreign/SingletonLock"; do sleep 0.1; done`)
+	clear(w.foreign)
 	for _, unit := range []string{"foreign-chromium", "foreign-xvnc"} {
-		w.foreign[unit] = w.alive(unit)
-		if w.foreign[unit] == "" {
+		pid := w.sh("systemctl --user show -P MainPID " + unit + ".service")
+		if w.foreign[pid] = w.started(pid); w.foreign[pid] == "" {
 			w.t.Fatalf("%s did not start", unit)
 		}
 	}
 }
 
-// alive is pid and start time of a unit's main process, "" once it has ended.
-func (w *world) alive(unit string) string {
-	out, err := w.Sh(w.t.Context(), `pid=$(systemctl --user show -P MainPID `+unit+`.service); test "$pid" -gt 0 && echo "$pid $(cut -d' ' -f22 /proc/$pid/stat)"`)
+// started is when a process of the machine was started, "" once it has ended.
+func (w *world) started(pid string) string {
+	stat, err := os.ReadFile(w.Path("/proc/" + pid + "/stat"))
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(out)
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 || fields[0] == "Z" {
+		return ""
+	}
+	return fields[19]
 }
 
 func (w *world) check(err error) {
@@ -249,33 +260,66 @@ type process struct {
 	instance string
 }
 
-// processes lists every process of the user that runs a program of a role.
+// roleProgram are the programs of roles.
+var roleProgram = regexp.MustCompile(`^(chromium|Xvnc|Xtigervnc|Xvfb|x11vnc|abfleet-role)$`)
+
+// ours and strange find in a cgroup's path whose it is.
+var (
+	ours    = regexp.MustCompile(`abfleet-[a-z0-9]+\.slice`)
+	strange = regexp.MustCompile(`foreign-[a-z]+`)
+)
+
+// processes lists every process of the machine that runs a program of a role,
+// but for those of the strangers.
 func (w *world) processes() []process {
 	w.t.Helper()
-	out := w.sh(`for d in /proc/[0-9]*; do
-		exe=$(readlink $d/exe 2>/dev/null) || continue
-		case $exe in */chromium|*/Xvnc|*/Xvfb|*/x11vnc|*/abfleet-role) ;; *) continue ;; esac
-		args=$(tr '\0' ' ' <$d/cmdline 2>/dev/null)
-		dir=-; case $args in *--type=*) ;; *--user-data-dir=*) dir=${args#*--user-data-dir=}; dir=${dir%% *} ;; esac
-		slice=$(grep -o 'abfleet-[a-z0-9]*\.slice' $d/cgroup 2>/dev/null || grep -o 'foreign-[a-z]*' $d/cgroup 2>/dev/null || echo -)
-		echo "${d#/proc/} ${exe##*/} $dir $slice"
-	done`)
+	entries, err := os.ReadDir(w.Path("/proc"))
+	w.check(err)
 	var all []process
-	for line := range strings.Lines(out) {
-		f := strings.Fields(line)
-		if len(f) != 4 || strings.HasPrefix(f[3], "foreign-") {
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
 			continue
 		}
-		pid, err := strconv.Atoi(f[0])
-		w.check(err)
-		p := process{pid: pid, exe: f[1], slice: f[3]}
-		if f[2] != "-" {
-			p.profile = f[2]
+		dir := w.Path("/proc/" + e.Name())
+		exe, err := os.Readlink(filepath.Join(dir, "exe"))
+		if err != nil || !roleProgram.MatchString(filepath.Base(exe)) {
+			continue // ended, or of no interest
+		}
+		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup"))
+		if err != nil || strange.Match(cgroup) {
+			continue
+		}
+		p := process{pid: pid, exe: filepath.Base(exe), slice: cmp.Or(string(ours.Find(cgroup)), "-")}
+		if p.exe == "Xtigervnc" {
+			p.exe = "Xvnc"
+		}
+		line := strings.ReplaceAll(string(args), "\x00", " ")
+		if _, profile, ok := strings.Cut(line, "--user-data-dir="); ok && !strings.Contains(line, "--type=") {
+			p.profile, _, _ = strings.Cut(profile, " ")
 		}
 		p.instance = strings.TrimSuffix(strings.TrimPrefix(p.slice, "abfleet-"), ".slice")
 		all = append(all, p)
 	}
 	return all
+}
+
+// identitiesDir is where the fleet has the trees of its Identities, as this
+// machine sees it.
+func (w *world) identitiesDir() string {
+	return filepath.Join(w.Home(), filepath.Base(w.UserHome()), ".local/state/abfleet/identities")
+}
+
+// trees lists the directories of a pattern below the Identities.
+func (w *world) trees(pattern string) []string {
+	w.t.Helper()
+	found, err := filepath.Glob(filepath.Join(w.identitiesDir(), pattern))
+	w.check(err)
+	return slices.DeleteFunc(found, func(path string) bool {
+		info, err := os.Lstat(path)
+		return err != nil || !info.IsDir()
+	})
 }
 
 // settled waits until what one start of the service has to repair is repaired:
@@ -364,17 +408,22 @@ func (w *world) wrong(broken string) (wrong []string) {
 			say("double", "%d browsers run on %s", n, filepath.Base(dir))
 		}
 	}
-	for unit, was := range w.foreign {
-		if now := w.alive(unit); now != was {
-			say("foreign", "%s was process %s and is %q", unit, was, now)
+	for pid, was := range w.foreign {
+		if now := w.started(pid); now != was {
+			say("foreign", "process %s was started at tick %s, now %q", pid, was, now)
 		}
 	}
-	if out := w.sh(`cd ~/.local/state/abfleet/identities && find . -maxdepth 3 \( -name '*.new' -o -name '*.next' -o -name '*.previous' -o -name '*.removing' \)`); out != "" {
-		say("half state", "trees are left: %s", strings.Fields(out))
+	identities, profiled := w.trees("*"), w.trees("*/profiles/*")
+	for _, tree := range slices.Concat(identities, profiled, w.trees("*/*")) {
+		if ext := filepath.Ext(tree); ext != "" {
+			say("half state", "a tree is left: %s", tree)
+		}
 	}
 	// A profile that was whole has the login of its Identity, on the disk.
-	if out := w.sh(`cd ~/.local/state/abfleet/identities && for p in */snapshot */profiles/*/; do p=${p%/}; case $p in *.lock) continue ;; esac; grep -qas ` + site.PersistentCookie + ` "$p/Default/Cookies" || echo $p; done`); out != "" {
-		say("lost", "no login in %s", strings.Fields(out))
+	for _, tree := range slices.Concat(profiled, w.trees("*/snapshot")) {
+		if data, err := os.ReadFile(filepath.Join(tree, "Default/Cookies")); err != nil || !bytes.Contains(data, []byte(site.PersistentCookie)) {
+			say("lost", "no login in %s: %v", tree, err)
+		}
 	}
 	var store struct {
 		OK   bool
@@ -384,10 +433,8 @@ func (w *world) wrong(broken string) (wrong []string) {
 	if jerr := json.Unmarshal([]byte(out), &store); err != nil || jerr != nil || !store.OK || store.File.Intents > 0 {
 		say("half state", "store check: %v %v %s", err, jerr, out)
 	}
-	var identities, profiled int
-	_, err = fmt.Sscan(w.sh(`cd ~/.local/state/abfleet/identities && find . -mindepth 1 -maxdepth 1 -type d | wc -l; find . -mindepth 3 -maxdepth 3 -path '*/profiles/*' -type d | wc -l`), &identities, &profiled)
-	if err != nil || identities > store.File.Identities || profiled > store.File.Profiles {
-		say("half state", "%d Identities and %d profiles on the disk, recorded are %d and %d: %v", identities, profiled, store.File.Identities, store.File.Profiles, err)
+	if len(identities) > store.File.Identities || len(profiled) > store.File.Profiles {
+		say("half state", "%d Identities and %d profiles on the disk, recorded are %d and %d", len(identities), len(profiled), store.File.Identities, store.File.Profiles)
 	}
 	return wrong
 }
