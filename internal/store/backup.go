@@ -72,7 +72,8 @@ func CopyClosed(ctx context.Context, state, path string) error {
 			return err
 		}
 		defer f.Close()
-		lock, err := takeLock(ctx, state+".lock")
+		// Who has it can be asked for a copy: nobody waits here.
+		lock, err := takeLock(ctx, state+".lock", 0)
 		switch {
 		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES):
 			// Where the lock cannot be opened for writing, no service is.

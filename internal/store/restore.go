@@ -96,7 +96,7 @@ func Restore(ctx context.Context, path, from string, verify func(*Tx) error, acc
 	if err := safefs.EnsureDir(filepath.Dir(path)); err != nil {
 		return "", err
 	}
-	lock, err := takeLock(ctx, path+".lock")
+	lock, err := takeLock(ctx, path+".lock", lockTimeout)
 	if err != nil {
 		return "", err
 	}

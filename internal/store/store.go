@@ -139,7 +139,7 @@ func Open(ctx context.Context, path string) (_ *Store, err error) {
 	if err := safefs.EnsureDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	lock, err := takeLock(ctx, path+".lock")
+	lock, err := takeLock(ctx, path+".lock", lockTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -180,12 +180,12 @@ const opOpen = "open fleet state"
 
 // takeLock takes the lock that makes this process the only one on the state.
 // It is a file of its own, because the helper has to lock state.db itself.
-func takeLock(ctx context.Context, path string) (*os.File, error) {
+func takeLock(ctx context.Context, path string, wait time.Duration) (*os.File, error) {
 	f, err := safefs.OpenPrivate(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	deadline := time.Now().Add(lockTimeout)
+	deadline := time.Now().Add(wait)
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
