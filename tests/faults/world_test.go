@@ -267,6 +267,7 @@ var roleProgram = regexp.MustCompile(`^(chromium|Xvnc|Xtigervnc|Xvfb|x11vnc|abfl
 var (
 	ours    = regexp.MustCompile(`abfleet-[a-z0-9]+\.slice`)
 	strange = regexp.MustCompile(`foreign-[a-z]+`)
+	stolen  = regexp.MustCompile(`thief[0-9]+\.scope`)
 )
 
 // processes lists every process of the machine that runs a program of a role,
@@ -291,7 +292,7 @@ func (w *world) processes() []process {
 		if err != nil || strange.Match(cgroup) {
 			continue
 		}
-		p := process{pid: pid, exe: filepath.Base(exe), slice: cmp.Or(string(ours.Find(cgroup)), "-")}
+		p := process{pid: pid, exe: filepath.Base(exe), slice: cmp.Or(string(ours.Find(cgroup)), string(stolen.Find(cgroup)), "-")}
 		if p.exe == "Xtigervnc" {
 			p.exe = "Xvnc"
 		}
@@ -363,8 +364,9 @@ func (w *world) wrong(broken string) (wrong []string) {
 	if err != nil {
 		say("half state", "%v", err)
 	}
-	known := map[string]string{}
+	known, stuck := map[string]string{}, false
 	for _, s := range sessions {
+		stuck = stuck || s.State == "BROKEN"
 		shown := w.session(s.Session)
 		if shown != nil && shown.State != "stopped" {
 			known[shown.Instance] = "session " + s.Session
@@ -383,7 +385,10 @@ func (w *world) wrong(broken string) (wrong []string) {
 	}
 	runs, profiles, unknown := map[string]bool{}, map[string]int{}, map[string]bool{}
 	for _, p := range w.processes() {
-		if p.slice == "-" {
+		if stolen.MatchString(p.slice) && stuck {
+			continue // of the browser that waits for a person
+		}
+		if p.slice == "-" || stolen.MatchString(p.slice) {
 			say("orphan", "process %d runs %s in no slice of the fleet", p.pid, p.exe)
 			continue
 		}
