@@ -82,6 +82,7 @@ func (w *world) args(pid int) []string {
 // that listens on TCP, as it does on all interfaces without one of its options,
 // never becomes part of a Stack.
 func TestVNCServerListensOnNothing(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.Display = config.DisplayXvfb
 	w.cfg.X11vnc = w.wrapper(`
@@ -167,6 +168,7 @@ func TestXvfbIsKilled(t *testing.T) {
 // scope for each role, in an order in which systemd stops the browser first,
 // whatever it stops.
 func TestRolesOfEachDisplay(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for display, roles := range map[string][]string{
 		config.DisplayXvnc: {role.NameDisplay, role.NameChromium},
@@ -264,6 +266,7 @@ func (w *world) see(ev fleet.Evidence) {
 // TestHeadless protects the browser without a display: it has the size that is
 // configured, no X server to ask for one, and the session it had before.
 func TestHeadless(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.Display = config.DisplayNone
 	ev := w.start("veeeeeeeee", w.cfg.TemplateDir("identity-1"))
@@ -328,6 +331,7 @@ func TestHeadless(t *testing.T) {
 // a loopback address that is proven the browser's, no web page may use it, and
 // once the browser has ended whoever has the port is nobody's concern.
 func TestDebuggingPort(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.Display, w.cfg.CDP = config.DisplayNone, config.CDPPort
 	ev := w.start("vfffffffff", w.cfg.TemplateDir("identity-1"))

@@ -86,6 +86,7 @@ func (w *world) restart(ev fleet.Evidence, generation uint64) fleet.Evidence {
 // TestLoginSurvives protects the one thing users lose when a stop is wrong:
 // a cookie set just before it, whoever stops what.
 func TestLoginSurvives(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	stops := map[string]func(e evidence) error{
 		"our own stop": func(e evidence) error { _, err := w.Stop(t.Context(), e.encode(), "test"); return err },
@@ -281,6 +282,7 @@ func TestDisplayNumberIsNoIdentity(t *testing.T) {
 // another host name, as after a power cut and a new name, and one whose number
 // now belongs to another browser of ours.
 func TestStaleSingletonLock(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	other := w.start("iiiiiiiiii", w.cfg.TemplateDir("identity-2"))
 	o, err := decode(other)
@@ -398,6 +400,7 @@ func TestTwentyDisplays(t *testing.T) {
 // come up: a display that ends or hangs then fails the start by its name, soon
 // and at the latest with the start's time, and nothing of either is left.
 func TestDisplayFailsBesideTheBrowser(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := w.cfg.TemplateDir("identity-1")
 	if err := w.CreateProfile(t.Context(), dir); err != nil {
@@ -450,6 +453,7 @@ func TestDisplayFailsBesideTheBrowser(t *testing.T) {
 // TestServiceDiesBeforeRelease protects against orphans: the service is killed
 // when a role sits in its scope, recorded and not yet released.
 func TestServiceDiesBeforeRelease(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	if err := w.CreateProfile(t.Context(), w.cfg.TemplateDir("identity-1")); err != nil {
 		t.Fatal(err)
@@ -509,6 +513,7 @@ func TestServiceDiesBeforeRelease(t *testing.T) {
 // TestRefusals protects Profiles and people from starts that cannot work: each
 // gives its code, leaves the Profile as it is, and nothing running.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	dir := w.cfg.TemplateDir("identity-1")
 	if err := w.CreateProfile(t.Context(), dir); err != nil {

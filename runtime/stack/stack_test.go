@@ -156,11 +156,10 @@ func TestContract(t *testing.T) {
 		{config.DisplayNone, config.CDPPipe},
 	} {
 		t.Run(b.display+" "+b.cdp, func(t *testing.T) {
-			fleettest.Contract(t, func(t *testing.T) fleettest.Subject {
-				w := newWorld(t)
-				w.cfg.Display, w.cfg.CDP = b.display, b.cdp
-				return fleettest.Subject{Runtime: w.Runtime, Dir: w.cfg.Home, Headless: b.display == config.DisplayNone}
-			})
+			t.Parallel()
+			w := newWorld(t)
+			w.cfg.Display, w.cfg.CDP = b.display, b.cdp
+			fleettest.Contract(t, fleettest.Subject{Runtime: w.Runtime, Dir: w.cfg.Home, Headless: b.display == config.DisplayNone})
 		})
 	}
 }

@@ -29,6 +29,7 @@ func (w *world) watching(ev fleet.Evidence) (<-chan error, context.CancelFunc) {
 // end of a part of it is noticed at once, and what Observe says then names the
 // cause.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	const robber = "robber.scope"
 	cases := []struct {

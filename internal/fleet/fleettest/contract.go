@@ -25,18 +25,20 @@ const contractTimeout = 2 * time.Minute
 // Subject is what Contract is about.
 type Subject struct {
 	Runtime fleet.Runtime
-	// Dir is a directory, below the state directory, in which it may make trees.
+	// Dir is a directory, below the state directory, in which it makes the trees of
+	// its cases, each in a directory of its own.
 	Dir string
 	// Headless means that its browsers have no display.
 	Headless bool
 }
 
-// Contract is what the fleet relies on in a Runtime. make is called for each
-// case.
-func Contract(t *testing.T, make func(t *testing.T) Subject) {
+// Contract is what the fleet relies on in a Runtime. All cases are of one Runtime,
+// as in the service, and those that need any snapshot share one.
+func Contract(t *testing.T, s Subject) {
+	shared := &shared{}
 	cases := map[string]func(*contract){
 		"a login runs, stops and is seen to":         (*contract).login,
-		"a snapshot needs a clean end":               (*contract).snapshot,
+		"a snapshot needs a clean end":               (*contract).capture,
 		"two clones of one snapshot run at once":     (*contract).clones,
 		"a refused record aborts a start":            (*contract).recordRefused,
 		"a cancelled start leaves nothing":           (*contract).cancelled,
@@ -50,8 +52,7 @@ func Contract(t *testing.T, make func(t *testing.T) Subject) {
 	}
 	for name, run := range cases {
 		t.Run(name, func(t *testing.T) {
-			s := make(t)
-			c := &contract{T: t, rt: s.Runtime, dir: s.Dir, headless: s.Headless}
+			c := &contract{T: t, rt: s.Runtime, dir: filepath.Join(s.Dir, instance()), headless: s.Headless, shared: shared}
 			ctx, cancel := context.WithTimeout(context.Background(), contractTimeout)
 			c.ctx = ctx
 			defer cancel()
@@ -61,8 +62,14 @@ func Contract(t *testing.T, make func(t *testing.T) Subject) {
 	}
 }
 
+// shared is what the cases of one Runtime have in common.
+type shared struct {
+	snapshot string // once a case has captured it
+}
+
 type contract struct {
 	*testing.T
+	*shared
 	ctx context.Context
 	rt  fleet.Runtime
 	dir string
@@ -165,11 +172,15 @@ func (c *contract) template() (dir string) {
 	return dir
 }
 
-func (c *contract) captured() (snapshot string) {
+// captured returns a snapshot that its case must not change.
+func (c *contract) captured() string {
 	c.Helper()
-	snapshot = c.path("snapshot")
-	c.must(c.rt.CaptureSnapshot(c.ctx, c.template(), snapshot))
-	return snapshot
+	if c.snapshot == "" {
+		snapshot := c.path("snapshot")
+		c.must(c.rt.CaptureSnapshot(c.ctx, c.template(), snapshot))
+		c.snapshot = snapshot
+	}
+	return c.snapshot
 }
 
 func (c *contract) login() {
@@ -231,7 +242,7 @@ func (c *contract) viewer(ev fleet.Evidence) {
 	}
 }
 
-func (c *contract) snapshot() {
+func (c *contract) capture() {
 	fresh := c.path("fresh")
 	c.must(c.rt.CreateProfile(c.ctx, fresh))
 	snapshot := c.path("snapshot")
@@ -416,7 +427,8 @@ func (c *contract) trees() {
 	c.must(c.rt.RemoveTree(c.ctx, dir))
 	c.must(c.rt.CreateProfile(c.ctx, dir))
 	c.must(c.rt.Sweep(c.ctx, filepath.Dir(dir)))
-	snapshot := c.captured()
+	snapshot := c.path("snapshot")
+	c.must(c.rt.CaptureSnapshot(c.ctx, c.template(), snapshot))
 	c.must(c.rt.RemoveTree(c.ctx, snapshot))
 }
 

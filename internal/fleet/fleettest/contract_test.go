@@ -11,11 +11,9 @@ import (
 func TestContract(t *testing.T) {
 	for name, headless := range map[string]bool{"display": false, "headless": true} {
 		t.Run(name, func(t *testing.T) {
-			fleettest.Contract(t, func(t *testing.T) fleettest.Subject {
-				rt := fleettest.NewRuntime()
-				rt.Headless = headless
-				return fleettest.Subject{Runtime: rt, Dir: "/state/identities/identity-contract", Headless: headless}
-			})
+			rt := fleettest.NewRuntime()
+			rt.Headless = headless
+			fleettest.Contract(t, fleettest.Subject{Runtime: rt, Dir: "/state/identities/identity-contract", Headless: headless})
 		})
 	}
 }
