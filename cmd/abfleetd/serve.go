@@ -59,7 +59,7 @@ func serve(ctx context.Context, again func(), cfg *config.Config, listeners map[
 	mcpServer, host := newMCP(cfg, f)
 	closing.add(func(context.Context) error { host.Close(); return nil })
 	s, err := server.New(ctx, server.Deps{
-		Fleet: f, Auth: guard, Token: token, Log: log, MCP: mcpServer, IdleExit: cfg.IdleExit,
+		Fleet: f, Auth: guard, Token: token, Log: log, MCP: mcpServer, IdleExit: cfg.IdleExit, Attended: collect,
 		CopyState: state.CopyTo,
 		Doctor:    func(ctx context.Context) []api.Finding { return doctor.Run(ctx, env, doctor.Checks()) },
 	})

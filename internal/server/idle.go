@@ -17,6 +17,9 @@ type idle struct {
 	after time.Duration
 	busy  func() bool
 	done  chan struct{}
+	// attended is told when a connection comes after a time without any, and when
+	// there has been none for unattendedAfter; nil if nobody wants to know.
+	attended func(bool)
 
 	mu      sync.Mutex // guards the fields that follow
 	gates   []*gate
@@ -24,7 +27,13 @@ type idle struct {
 	timer   *time.Timer
 	over    bool // done is closed, or stop was called
 	serials int  // of armed timers: one that was replaced does nothing
+	quiet   *time.Timer
+	alone   bool // attended was told so
 }
+
+// unattendedAfter keeps short connections one after the other, as of a script that
+// calls the CLI, from counting as many ends.
+const unattendedAfter = 10 * time.Second
 
 func newIdle(after time.Duration, busy func() bool) *idle {
 	i := &idle{after: after, busy: busy, done: make(chan struct{}), conns: make(map[net.Conn]struct{})}
@@ -49,6 +58,7 @@ func (i *idle) watch(g *gate) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.gates = append(i.gates, g)
+	i.attend()
 	i.arm()
 }
 
@@ -65,7 +75,38 @@ func (i *idle) connState(conn net.Conn, state http.ConnState) {
 	default:
 		return
 	}
+	i.attend()
 	i.arm()
+}
+
+// attend tells attended what the connections are. i.mu is held.
+func (i *idle) attend() {
+	if i.attended == nil {
+		return
+	}
+	if len(i.conns) == 0 {
+		if i.quiet == nil {
+			i.quiet = time.AfterFunc(unattendedAfter, i.unattended)
+		}
+		i.quiet.Reset(unattendedAfter)
+		return
+	}
+	if i.quiet != nil {
+		i.quiet.Stop()
+	}
+	if i.alone {
+		i.alone = false
+		i.attended(true)
+	}
+}
+
+func (i *idle) unattended() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.conns) == 0 && !i.alone {
+		i.alone = true
+		i.attended(false)
+	}
 }
 
 // expire looks whether the service is idle still, with the gates held.

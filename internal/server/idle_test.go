@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"abfleet/internal/api"
@@ -236,4 +238,51 @@ func TestIdleIsOffByDefault(t *testing.T) {
 	if i.timer != nil {
 		t.Error("a timer runs")
 	}
+}
+
+// A service that nobody talks to is told so once, and told at the first
+// connection that somebody does.
+func TestAttended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu   sync.Mutex // guards told
+			told []bool
+		)
+		i := newIdle(0, func() bool { return true })
+		i.attended = func(attended bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, attended)
+		}
+		i.watch(newGate(nil))
+		short := func(times int, pause time.Duration) {
+			for range times {
+				conn, other := net.Pipe()
+				i.connState(conn, http.StateNew)
+				i.connState(conn, http.StateClosed)
+				other.Close()
+				time.Sleep(pause)
+			}
+			synctest.Wait()
+		}
+		for _, c := range []struct {
+			name string
+			do   func()
+			want []bool
+		}{
+			{"connections after the start", func() { short(20, unattendedAfter/2) }, nil},
+			{"none", func() { short(1, 3*unattendedAfter) }, []bool{false}},
+			{"still none", func() { time.Sleep(time.Hour); synctest.Wait() }, nil},
+			{"many connections", func() { short(20, unattendedAfter/2) }, []bool{true}},
+			{"none again", func() { time.Sleep(time.Hour); synctest.Wait() }, []bool{false}},
+		} {
+			c.do()
+			mu.Lock()
+			if !slices.Equal(told, c.want) {
+				t.Errorf("%s: told %v, want %v", c.name, told, c.want)
+			}
+			told = nil
+			mu.Unlock()
+		}
+	})
 }

@@ -61,7 +61,7 @@ type Fleet interface {
 	Counts() (running, quarantined int)
 }
 
-// Deps is what a Server is made of. All but Doctor are required.
+// Deps is what a Server is made of. All but Doctor and Attended are required.
 type Deps struct {
 	Fleet Fleet
 	Auth  *auth.Auth
@@ -77,6 +77,9 @@ type Deps struct {
 	CopyState func(ctx context.Context, path string) error
 	// IdleExit is how long the service stays without work; 0 means for ever.
 	IdleExit time.Duration
+	// Attended is told when there has been no connection for a while, viewers not
+	// counted, and when one comes again, which waits for it. It may be nil.
+	Attended func(bool)
 }
 
 // Server serves both doors of the service.
@@ -108,6 +111,7 @@ func New(ctx context.Context, deps Deps) (*Server, error) {
 	}
 	s.gateway = &vnc.Gateway{Resolve: s.resolveViewer, Deny: Deny, Log: deps.Log}
 	s.idle = newIdle(deps.IdleExit, s.busy)
+	s.idle.attended = deps.Attended
 	return s, nil
 }
 
