@@ -724,3 +724,28 @@ func short(t *testing.T, d *time.Duration, v time.Duration) {
 	*d = v
 	t.Cleanup(func() { *d = old })
 }
+
+// TestListUnreadable protects who walks a list before looking at the error: a
+// record of another form is an error, and no record.
+func TestListUnreadable(t *testing.T) {
+	s := mustOpen(t, statePath(t))
+	defer s.Close(t.Context())
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		return Table[string]{Profiles}.Put(tx, &Record[string]{Key: "p", Value: "no object"})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.View(t.Context(), func(tx *Tx) error {
+		list, err := Table[struct{ Name string }]{Profiles}.List(tx)
+		for _, r := range list {
+			if r == nil {
+				t.Error("the list has a record that is not there")
+			}
+		}
+		return err
+	})
+	if err == nil {
+		t.Error("a record that cannot be read is no error")
+	}
+}

@@ -139,7 +139,9 @@ func (t Table[T]) List(tx *Tx) ([]*Record[T], error) {
 	var list []*Record[T]
 	err = b.ForEach(func(key, value []byte) error {
 		r, err := t.decode(key, value)
-		list = append(list, r)
+		if err == nil {
+			list = append(list, r)
+		}
 		return err
 	})
 	return list, err
