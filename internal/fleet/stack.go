@@ -380,6 +380,19 @@ func (f *Fleet) notControllable(op string, r *runtime) error {
 
 // start starts a stopped Stack.
 func (f *Fleet) start(ctx context.Context, actor audit.Actor, op, instance, session, url string) (*runtime, error) {
+	req, _, err := f.request(instance, session, url)
+	if err != nil {
+		return nil, err
+	}
+	// Before it takes a place among the starts: a save may take minutes, and
+	// those of other Identities do not wait for it.
+	if req.CloneFrom != "" {
+		unlock, err := f.snapshots.share(ctx, req.Identity)
+		if err != nil {
+			return nil, gone(ctx, op, "nothing was started", "Try again when the Identity's save is done")
+		}
+		defer unlock()
+	}
 	admission, cancel := context.WithTimeout(ctx, admissionTimeout)
 	defer cancel()
 	leave, err := f.starts.enter(admission, instance)
@@ -390,17 +403,10 @@ func (f *Fleet) start(ctx context.Context, actor audit.Actor, op, instance, sess
 		return nil, fault.New(fault.BrowserStartFailed, op, "Try again when fewer browsers are starting", "its turn did not come within %s", admissionTimeout)
 	}
 	defer leave()
-
+	// Again: its limits may have changed while it waited.
 	req, dirty, err := f.request(instance, session, url)
 	if err != nil {
 		return nil, err
-	}
-	if req.CloneFrom != "" {
-		unlock, err := f.snapshots.share(ctx, req.Identity)
-		if err != nil {
-			return nil, gone(ctx, op, "nothing was started", "Try again when the Identity's save is done")
-		}
-		defer unlock()
 	}
 
 	r, err := f.changeRuntime(instance, func(tx *store.Tx, r *runtime) error {
