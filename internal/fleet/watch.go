@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"abfleet/internal/audit"
@@ -53,8 +52,8 @@ func (f *Fleet) watchOver(instance string, generation uint64, ev Evidence) {
 		if err != nil && f.work.Err() == nil {
 			f.log.Warn("cannot record the end of a browser", "instance", instance, "error", err)
 		}
-		if !runs && !errors.Is(err, ErrUndecided) {
-			return
+		if !runs && err == nil {
+			return // it ended, and that is recorded
 		}
 		select {
 		case <-time.After(pause):

@@ -266,3 +266,41 @@ func TestCloseEndsWatching(t *testing.T) {
 	}
 	s.end()
 }
+
+// TestWatchUnlooked protects the record of an end that could not be looked into
+// at once, for whatever reason: on a busy machine an answer takes its time.
+func TestWatchUnlooked(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.use("s", "a")
+	looks := 0
+	failed := make(chan struct{})
+	h.rt.Change(func() {
+		h.rt.FailObserve = func(string) error {
+			if looks++; looks == 3 {
+				close(failed)
+			}
+			if looks <= 3 {
+				return fmt.Errorf("no answer in time")
+			}
+			return nil
+		}
+	})
+	events := s.Watch(t.Context())
+	h.rt.KillBrowsers(s.profileOf("s"))
+	<-failed
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		select {
+		case e := <-events:
+			if e.Type == audit.SessionEnded && e.Session == "s" {
+				return
+			}
+		case <-ctx.Done():
+			t.Fatal("its end is never recorded")
+		}
+	}
+}
