@@ -229,6 +229,14 @@ func (r *restore) run(ctx context.Context, from string) error {
 			return fault.New(fault.InvalidArgument, opRestore, "Run it again", "%s changed meanwhile", from)
 		}
 		return r.stopped(ctx)
+	}, func(tx *store.Tx) error {
+		return fleet.AmendRestored(tx, cfg.ProfileDir, func(dir string) (bool, error) {
+			_, err := os.Lstat(dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				return false, nil
+			}
+			return err == nil, err
+		})
 	})
 	if err != nil {
 		if fault.CodeOf(err) == fault.StateInUse {

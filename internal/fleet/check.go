@@ -110,3 +110,33 @@ func byKey[T any](list []*store.Record[T], err error) (map[string]*store.Record[
 	}
 	return m, err
 }
+
+// AmendRestored corrects the records of a copy that is about to be restored: an
+// unfinished Profile of then may have been finished since, and hold logins. Its
+// directory, which profileDir names by Identity and Profile, comes into being as a
+// whole, so one that exists is kept.
+func AmendRestored(tx *store.Tx, profileDir func(identity, profile string) string, exists func(dir string) (bool, error)) error {
+	list, err := profiles.List(tx)
+	if err != nil {
+		return err
+	}
+	for _, p := range list {
+		if p.Value.Whole {
+			continue
+		}
+		found, err := exists(profileDir(p.Value.Identity, p.Key))
+		if err != nil {
+			return err
+		}
+		if !found {
+			continue
+		}
+		if err := p.Value.apply(onRestored, facts{user: true}, now()); err != nil {
+			return err
+		}
+		if err := profiles.Put(tx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}

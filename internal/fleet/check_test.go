@@ -1,6 +1,10 @@
 package fleet_test
 
 import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,6 +12,49 @@ import (
 	"abfleet/internal/fleet"
 	"abfleet/internal/store"
 )
+
+// restore puts a copy in the place of the state file, as abfleet store restore does.
+func (h *host) restore(from string) {
+	h.t.Helper()
+	accept := func(store.Summary) error { return nil }
+	amend := func(tx *store.Tx) error {
+		return fleet.AmendRestored(tx, h.cfg.ProfileDir, func(dir string) (bool, error) { return slices.Contains(h.rt.Trees(), dir), nil })
+	}
+	if _, err := store.Restore(context.Background(), h.cfg.StateFile(), from, fleet.CheckStore, accept, amend); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// TestRestoredUnfinished protects the logins in a Profile that was not finished
+// yet when the copy was made that is restored now.
+func TestRestoredUnfinished(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	s.saved("a")
+	h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("no") } })
+	for _, session := range []string{"s", "t"} {
+		if _, err := s.UseIdentity(t.Context(), agent, session, "a"); err == nil {
+			t.Fatal("started")
+		}
+	}
+	backup := filepath.Join(h.cfg.Home, "backup.db")
+	s.must(s.store.CopyTo(t.Context(), backup))
+	h.rt.Change(func() { h.rt.FailStart = nil })
+	s.use("s", "a")
+	profile := s.profileOf("s")
+	s.must(h.rt.Put(profile, "cookie", "of s"))
+	s.must(ignore(s.StopSession(t.Context(), user, "s")))
+	s.end()
+	h.restore(backup)
+	s = h.start()
+	defer s.end()
+	s.must(s.Reconcile(t.Context()))
+	s.use("s", "a")
+	if got, err := h.rt.Get(s.profileOf("s"), "cookie"); err != nil || got != "of s" || s.profileOf("s") != profile {
+		t.Errorf("the login is %q, %v", got, err)
+	}
+	s.use("t", "a") // has no directory still
+}
 
 // TestRestoredOlder protects browsers from a restored state that is older than
 // they are: whose record names an earlier generation is left alone and given to
@@ -30,10 +77,7 @@ func TestRestoredOlder(t *testing.T) {
 		t.Fatalf("%v run", running)
 	}
 	s.end()
-	accept := func(store.Summary) error { return nil }
-	if _, err := store.Restore(t.Context(), h.cfg.StateFile(), backup, fleet.CheckStore, accept); err != nil {
-		t.Fatal(err)
-	}
+	h.restore(backup)
 
 	s = h.start()
 	// What could not be ended is an error of Reconcile; the rest goes on.

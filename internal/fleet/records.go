@@ -190,7 +190,7 @@ func (p *profileRecord) apply(on trigger, f facts, now time.Time) error {
 		p.LoggedOut = now
 	}
 	p.State, p.Updated = to, now
-	p.Whole = to == Ready || p.Whole && on != onRenew
+	p.Whole = to == Ready || on == onRestored || p.Whole && on != onRenew
 	return nil
 }
 

@@ -64,6 +64,7 @@ const (
 	onObserved    trigger = "observed"
 	onCleaned     trigger = "cleaned"
 	onRecovered   trigger = "recovered"
+	onRestored    trigger = "restored"
 )
 
 // facts is what is known when a trigger comes. Proof and vacant are only ever
@@ -134,6 +135,8 @@ var transitions = []transition{
 	{machineProfile, Ready, onStopDone, ifNotVacant, Broken, "not allocated again"},
 	{machineProfile, Broken, onRecovered, ifWhole, Ready, "may be allocated again"},
 	{machineProfile, Broken, onRecovered, ifNotWhole, Creating, ""},
+	{machineProfile, Creating, onRestored, ifUser, Ready, "finished after the copy was made"},
+	{machineProfile, Broken, onRestored, ifUser, Broken, "finished after the copy was made"},
 	{machineProfile, Ready, onLoggedOut, ifUser, NeedsLogin, "not allocated again"},
 	{machineProfile, Creating, onLoggedOut, ifUser, Creating, ""},
 	{machineProfile, NeedsLogin, onRenew, ifVacant, Creating, "cloned anew from a newer Template Snapshot"},

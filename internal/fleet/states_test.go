@@ -118,7 +118,7 @@ func TestNoHope(t *testing.T) {
 				t.Fatalf("%s -> %s on %q without a person and a proof", from, to, on)
 			case m == machineProfile && from == Broken && to != Broken && !(f.vacant && f.user):
 				t.Fatalf("Profile %s -> %s on %q without a person and a proof", from, to, on)
-			case m == machineProfile && to == Ready && from == Creating && !f.proof:
+			case m == machineProfile && to == Ready && from == Creating && !f.proof && !(on == onRestored && f.user):
 				t.Fatalf("Profile %s -> %s on %q without proof", from, to, on)
 			case m == machineIdentity && from == Ready && to != Ready && !(on == onDelete && f.user && f.vacant):
 				t.Fatalf("Identity %s -> %s on %q with %+v", from, to, on, f)

@@ -91,8 +91,9 @@ const opRestore = "restore fleet state"
 // returns under which name the one of before is kept, "" when there was none. A
 // crash leaves one of the two at path. It is state_in_use when a service holds
 // the state; from is inspected as Inspect does, and accept sees what it holds
-// while nothing else can change the state.
-func Restore(ctx context.Context, path, from string, verify func(*Tx) error, accept func(Summary) error) (kept string, err error) {
+// while nothing else can change the state. amend then corrects what became untrue
+// since the copy was made.
+func Restore(ctx context.Context, path, from string, verify func(*Tx) error, accept func(Summary) error, amend func(*Tx) error) (kept string, err error) {
 	if err := safefs.EnsureDir(filepath.Dir(path)); err != nil {
 		return "", err
 	}
@@ -129,6 +130,12 @@ func Restore(ctx context.Context, path, from string, verify func(*Tx) error, acc
 	if err := accept(summary); err != nil {
 		return "", err
 	}
+	if err := amendFile(temp, amend); err != nil {
+		return "", err
+	}
+	if _, err := Inspect(ctx, temp, verify); err != nil {
+		return "", err
+	}
 	// A second name, not a rename: at no moment is there no state file.
 	kept, err = linkAside(path, time.Now())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -141,6 +148,32 @@ func Restore(ctx context.Context, path, from string, verify func(*Tx) error, acc
 		return kept, classify(opRestore, err)
 	}
 	return kept, nil
+}
+
+// amendFile writes to a file that nothing else uses, in one transaction.
+func amendFile(path string, amend func(*Tx) error) error {
+	db, err := openBolt(path, false)
+	if err != nil {
+		return err
+	}
+	var ferr error
+	err = db.Update(func(b *bolt.Tx) error {
+		tx := &Tx{bolt: b}
+		meta, err := metaTable.Get(tx, metaKey)
+		if err == nil {
+			tx.host, tx.epoch = meta.Value.Host, meta.Value.Epoch
+			err = amend(tx)
+		}
+		ferr = err
+		return err
+	})
+	if ferr == nil && err != nil {
+		ferr = classify(opRestore, err)
+	}
+	if err := db.Close(); err != nil && ferr == nil {
+		ferr = classify(opRestore, err)
+	}
+	return ferr
 }
 
 // linkAside gives the file a second name that no file has, durably.

@@ -83,7 +83,7 @@ func TestRestoreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	short(t, &lockTimeout, 0)
-	if _, err := Restore(t.Context(), path, good, anything, accepted); fault.CodeOf(err) != fault.StateInUse {
+	if _, err := Restore(t.Context(), path, good, anything, accepted, anything); fault.CodeOf(err) != fault.StateInUse {
 		t.Errorf("beside the service: %v", err)
 	}
 	put(t, s, "b", "two")
@@ -95,14 +95,17 @@ func TestRestoreRefused(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, try := range map[string]func() (string, error){
-		"torn":     func() (string, error) { return Restore(t.Context(), path, torn, anything, accepted) },
-		"missing":  func() (string, error) { return Restore(t.Context(), path, dir+"/none", anything, accepted) },
-		"canceled": func() (string, error) { return Restore(canceled, path, good, anything, accepted) },
+		"torn":     func() (string, error) { return Restore(t.Context(), path, torn, anything, accepted, anything) },
+		"missing":  func() (string, error) { return Restore(t.Context(), path, dir+"/none", anything, accepted, anything) },
+		"canceled": func() (string, error) { return Restore(canceled, path, good, anything, accepted, anything) },
 		"records": func() (string, error) {
-			return Restore(t.Context(), path, good, func(*Tx) error { return no }, accepted)
+			return Restore(t.Context(), path, good, func(*Tx) error { return no }, accepted, anything)
 		},
 		"person": func() (string, error) {
-			return Restore(t.Context(), path, good, anything, func(Summary) error { return no })
+			return Restore(t.Context(), path, good, anything, func(Summary) error { return no }, anything)
+		},
+		"amendment": func() (string, error) {
+			return Restore(t.Context(), path, good, anything, accepted, func(*Tx) error { return no })
 		},
 	} {
 		if kept, err := try(); err == nil || kept != "" {
@@ -118,7 +121,7 @@ func TestRestoreRefused(t *testing.T) {
 		}
 	}
 
-	kept, err := Restore(t.Context(), path, good, anything, accepted)
+	kept, err := Restore(t.Context(), path, good, anything, accepted, anything)
 	if err != nil {
 		t.Fatal(err)
 	}

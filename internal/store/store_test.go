@@ -527,7 +527,7 @@ func TestRestore(t *testing.T) {
 	if fault.CodeOf(err) != fault.StateCorrupt || !ok {
 		t.Fatalf("error %v, hint %q", err, hint)
 	}
-	if _, err := Restore(t.Context(), path, strings.Trim(from, "'"), anything, accepted); err != nil {
+	if _, err := Restore(t.Context(), path, strings.Trim(from, "'"), anything, accepted, anything); err != nil {
 		t.Fatal(err)
 	}
 	s := mustOpen(t, path)
