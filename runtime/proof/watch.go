@@ -31,8 +31,13 @@ func (v *Verifier) AwaitLoss(ctx context.Context, generations []Generation) erro
 			return err
 		}
 	}
+	// What the kernel tells does not wait for a systemd that is silent.
+	asking, stopAsking := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { ended <- events.Wait(ctx) }()
+	go func() {
+		ended <- events.Wait(ctx)
+		stopAsking()
+	}()
 	// The descriptors are closed only when nobody waits for them any more.
 	received := false
 	defer func() {
@@ -42,7 +47,7 @@ func (v *Verifier) AwaitLoss(ctx context.Context, generations []Generation) erro
 		}
 	}()
 	// Its error leaves a channel that tells when systemd can be asked again.
-	changed, _ := v.Units.Changes(ctx, names...)
+	changed, _ := v.Units.Changes(asking, names...)
 	for {
 		select {
 		case err := <-ended:
@@ -51,7 +56,7 @@ func (v *Verifier) AwaitLoss(ctx context.Context, generations []Generation) erro
 		case <-changed:
 		}
 		for _, g := range generations {
-			if err := v.checkUnit(ctx, g); err != nil && ReasonOf(err) != UnitUnknown {
+			if err := v.checkUnit(asking, g); err != nil && ReasonOf(err) != UnitUnknown && asking.Err() == nil {
 				return nil
 			}
 		}

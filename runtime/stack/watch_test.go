@@ -94,6 +94,48 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// TestWatchBesideASilentManager protects what the kernel tells from a systemd that
+// does not answer: the end of a browser is noticed nevertheless.
+func TestWatchBesideASilentManager(t *testing.T) {
+	w := newWorld(t)
+	ev := w.start("wwwwwwwwwx", w.cfg.TemplateDir("identity-1"))
+	e, err := decode(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("busctl", "--user", "call", "org.freedesktop.DBus", "/", "org.freedesktop.DBus",
+		"GetConnectionUnixProcessID", "s", "org.freedesktop.systemd1").Output()
+	var manager int
+	if err == nil {
+		_, err = fmt.Sscanf(string(out), "u %d", &manager)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(manager, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	wake := func() { syscall.Kill(manager, syscall.SIGCONT) }
+	defer wake()
+	done, cancel := w.watching(ev)
+	defer cancel()
+	if err := syscall.Kill(e.Chromium.Browser.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("Watch says %v", err)
+		}
+	case <-time.After(unit.CallTimeout / 2):
+		t.Error("the end of a browser waits for systemd")
+	}
+	wake()
+	if _, err := w.Stop(t.Context(), ev, "test"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestWatchKeeps protects the service: a Stack that is in order is left alone
 // whatever systemd does around it, and watching it costs no process, no file and
 // no goroutine for longer than it is watched.
