@@ -92,10 +92,16 @@ func undecided(err error) error {
 // Recover implements fleet.Runtime. The ordinary stop comes first, and last; in
 // between, roles whose processes it could not prove are given a new Generation,
 // each out of the one process that proves to lead it.
-func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (fleet.StopReport, error) {
+func (r *Runtime) Recover(ctx context.Context, req fleet.RecoverRequest) (report fleet.StopReport, err error) {
 	const reason = "recovery"
 	e := r.recorded(req)
-	report, err := r.Stop(ctx, e.encode(), reason)
+	unrecorded := len(e.generations()) == 0
+	defer func() {
+		if unrecorded && e.Chromium == nil {
+			report.Clean, report.Detail = false, "how its browser ended is not known: no record of it is left"
+		}
+	}()
+	report, err = r.Stop(ctx, e.encode(), reason)
 	if !fault.Is(err, fault.BrowserStopUnproven) || errors.Is(err, fleet.ErrUndecided) {
 		return report, err
 	}

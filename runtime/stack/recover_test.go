@@ -223,6 +223,9 @@ func TestRecover(t *testing.T) {
 		if was.Display != nil && leavesFiles(t, was.Display.Display) {
 			t.Errorf("%s: display %d leaves files", c.name, was.Display.Display)
 		}
+		if again, err := w.Recover(t.Context(), fleet.RecoverRequest{Instance: e.Instance, Profile: e.Profile}); err != nil || again.Clean {
+			t.Errorf("%s: with neither a record nor a browser it is said to have ended as %+v, %v", c.name, again, err)
+		}
 		ev, err = w.Start(t.Context(), fleet.StartRequest{Instance: e.Instance, Generation: 2, Profile: e.Profile})
 		if err != nil {
 			t.Fatalf("%s: start afterwards: %v", c.name, err)
