@@ -155,10 +155,11 @@ func (g Generation) contradicts(o Generation) string {
 
 // Capture fills in the evidence of a Generation from its scope and from /proc.
 // base brings what only the caller knows: Instance, Role, Number, Root, and what
-// the Role needs of Profile, LockFile, Display and Sockets. The process must not
-// be able to leave its number to another: it is unreaped by us and still blocked
-// in the trampoline, or held by a pidfd. It must be a live process of our user,
-// lead its own process group and be in the scope's cgroup.
+// the Role needs of Profile, LockFile, Display and Sockets. The caller makes sure
+// that the number is still the process it means: it is unreaped by us and still
+// blocked in the trampoline, or the start time of what was captured is compared
+// with that of what was examined. It must be a live process of our user, lead its
+// own process group and be in the scope's cgroup.
 func Capture(info unit.Info, pid int, base Generation) (Generation, error) {
 	g := base
 	g.Unit, g.InvocationID, g.Cgroup, g.CgroupID = info.Name, info.InvocationID, info.ControlGroup, info.CgroupID

@@ -680,13 +680,18 @@ func (v *Verifier) Reconstruct(ctx context.Context, lost Lost, role string, scop
 	case slices.ContainsFunc(h.g.members(), func(m Member) bool { return !slices.Contains(first.g.members(), m) }):
 		return Generation{}, refuse(Ambiguous, "the %s changed while it was looked at", role)
 	}
-	scope.PID, scope.Others = h.g.Leader.PID, slices.DeleteFunc(slices.Clone(h.group), func(pid int) bool { return pid == h.g.Leader.PID })
+	others, release, err := h.holdOthers()
+	defer release()
+	if err != nil {
+		return Generation{}, err
+	}
+	scope.PID, scope.Others = h.g.Leader.PID, others
 	info, err := v.Units.StartScope(ctx, scope)
 	if err != nil {
 		return Generation{}, fmt.Errorf("scope for %s: %w", role, err)
 	}
-	// Only leader and browser were held: a child that ended meanwhile may have
-	// left its number to a stranger.
+	// systemd is told numbers, not pidfds: what ended since it was last seen to run
+	// may have left its number to a stranger.
 	if err := within(info.Cgroup(), h.groups()); err != nil {
 		return Generation{}, err
 	}
@@ -713,6 +718,48 @@ func (v *Verifier) Reconstruct(ctx context.Context, lost Lost, role string, scop
 		return Generation{}, refuse(StartTimeDiffers, "process %d is another one now", g.Leader.PID)
 	}
 	return g, WritePidfile(PidfilePath(g), g)
+}
+
+// holdOthers returns the live processes of the heir's groups without the leader,
+// each held by a pidfd from before its group was read to the call of release, and
+// seen to run after all of them were read. One that ended since the heir was
+// examined is left out; a number that is a stranger's now is a *Refusal.
+func (h heir) holdOthers() (pids []int, release func(), err error) {
+	var fds, held []int
+	release = func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
+	for _, pid := range h.group {
+		if pid == h.g.Leader.PID {
+			continue
+		}
+		fd, err := pidfdOpen(pid)
+		if Ended(err) {
+			continue
+		}
+		if err != nil {
+			return nil, release, err
+		}
+		fds, held = append(fds, fd), append(held, pid)
+		m, _, err := observe(pid)
+		switch {
+		case Ended(err):
+		case err != nil:
+			return nil, release, err
+		case !slices.Contains(h.groups(), m.PGID):
+			return nil, release, refuse(PGIDDiffers, "process %d is in group %d, which is not the browser's", pid, m.PGID)
+		}
+	}
+	for i, pid := range held {
+		if err := running(fds[i], pid); err == nil {
+			pids = append(pids, pid)
+		} else if !Ended(err) {
+			return nil, release, err
+		}
+	}
+	return pids, release, nil
 }
 
 // heirOf returns the process that a Role can be reconstructed from.

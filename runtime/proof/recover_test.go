@@ -336,6 +336,48 @@ func TestRigReconstruct(t *testing.T) {
 	}
 }
 
+// What is put into a new scope beside the leader is held and of its groups, or not
+// put there: a number that was left to a stranger moves nobody.
+func TestHoldOthers(t *testing.T) {
+	child := func(pgid int) *exec.Cmd {
+		cmd := exec.Command("sleep", "60")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: pgid}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		return cmd
+	}
+	leader := child(0)
+	h := heir{g: Generation{Leader: Member{PID: leader.Process.Pid, PGID: leader.Process.Pid}}}
+	own, reaped, zombie := child(leader.Process.Pid), child(leader.Process.Pid), child(leader.Process.Pid)
+	for _, c := range []*exec.Cmd{leader, own, reaped, zombie} {
+		h.group = append(h.group, c.Process.Pid)
+	}
+	reaped.Process.Kill()
+	reaped.Wait()
+	zombie.Process.Kill()
+	fd, err := pidfdOpen(zombie.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unit.Poll(t.Context(), []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	pids, release, err := h.holdOthers()
+	release()
+	if err != nil || !reflect.DeepEqual(pids, []int{own.Process.Pid}) {
+		t.Errorf("held %v, %v, want %d alone", pids, err, own.Process.Pid)
+	}
+	h.group = append(h.group, child(0).Process.Pid)
+	pids, release, err = h.holdOthers()
+	release()
+	if ReasonOf(err) != PGIDDiffers || pids != nil {
+		t.Errorf("with a stranger's number: %v, %v", pids, err)
+	}
+}
+
 // anotherScope names a scope that was never used.
 func anotherScope(b *bench) unit.Scope {
 	b.number++
