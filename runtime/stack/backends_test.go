@@ -453,6 +453,9 @@ func TestEndpoints(t *testing.T) {
 		addrs []string
 		good  bool
 	}{
+		{"a display on a loopback address", proof.Generation{Role: proof.RoleDisplay}, []string{"127.0.0.1:6100"}, false},
+		{"a browser without a port on none", proof.Generation{Role: proof.RoleChromium}, nil, true},
+		{"a browser without a port, on one that others reach", proof.Generation{Role: proof.RoleChromium}, []string{"0.0.0.0:9222"}, false},
 		{"a VNC server on no address", vnc, nil, true},
 		{"a VNC server on a loopback address", vnc, []string{"[::1]:5900"}, false},
 		{"a VNC server on every address", vnc, []string{"[::]:5900"}, false},

@@ -17,25 +17,21 @@ func unsafeEndpoint(format string, args ...any) error {
 		"something between the fleet and the programs in its configuration changes what they listen on; do not retry before that is mended", format, args...)
 }
 
-// endpoints checks what a role listens on beside its path sockets. A VNC server
-// listens on nothing; a browser with a debugging port does on that one, and on
-// loopback addresses only.
+// endpoints checks what a role listens on beside its path sockets. A display and
+// a VNC server listen on nothing, a browser on loopback addresses only, among
+// them its debugging port if it has one.
 func endpoints(ctx context.Context, live *proof.Live) error {
-	g := live.Generation()
-	if g.Role != proof.RoleVNC && g.Listener == "" {
-		return nil
-	}
 	addrs, err := live.Listening(ctx)
 	if err != nil {
 		return err
 	}
-	return allowed(g, addrs)
+	return allowed(live.Generation(), addrs)
 }
 
 func allowed(g proof.Generation, addrs []netip.AddrPort) error {
 	missing := g.Listener != ""
 	for _, addr := range addrs {
-		if g.Role == proof.RoleVNC || !addr.Addr().IsLoopback() {
+		if g.Role != proof.RoleChromium || !addr.Addr().IsLoopback() {
 			return unsafeEndpoint("process %d of role %s listens on %s", g.Leader.PID, g.Role, addr)
 		}
 		missing = missing && addr.String() != g.Listener

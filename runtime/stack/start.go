@@ -420,30 +420,33 @@ func awaitXSocket(ctx context.Context, number int, died <-chan struct{}, check f
 	return await(ctx, dir, died, check)
 }
 
-// viewerReady waits until the role that serves VNC does. One that is a role of
-// its own must not listen on anything else by then.
+// viewerReady waits until the role that serves VNC does. Neither it nor the
+// display may listen on anything else by then.
 func (s *starting) viewerReady(ctx context.Context, viewer *placed) error {
 	pid := viewer.child.PID()
 	err := await(ctx, s.files.dir, viewer.child.Done(), func(ctx context.Context) error { return role.RFBReady(ctx, s.files.rfb(), pid) })
-	if viewer != s.vnc {
-		return err
-	}
-	if err == nil {
+	if err == nil && viewer == s.vnc {
 		// It has no option for that, unlike an Xvnc. The directory is private.
 		err = os.Chmod(s.files.rfb(), 0o600)
 	}
-	var live *proof.Live
-	if err == nil {
-		live, err = s.verifier.Live(ctx, *s.ev.VNC)
+	for _, g := range []*proof.Generation{s.ev.Display, s.ev.VNC} {
+		if err == nil && g != nil {
+			err = s.listensNowhere(ctx, *g)
+		}
 	}
-	if err == nil {
-		defer live.Close()
-		err = endpoints(ctx, live)
-	}
-	if err != nil {
+	if err != nil && viewer == s.vnc {
 		return fmt.Errorf("VNC server: %w", err)
 	}
-	return nil
+	return err
+}
+
+func (s *starting) listensNowhere(ctx context.Context, g proof.Generation) error {
+	live, err := s.verifier.Live(ctx, g)
+	if err != nil {
+		return err
+	}
+	defer live.Close()
+	return endpoints(ctx, live)
 }
 
 // placeVNC puts the VNC server beside the display.
@@ -547,9 +550,12 @@ func (s *starting) startChromium(ctx context.Context) error {
 	gen := live.Generation()
 	gen.Browser = &member
 	if c.Port {
-		if gen.Listener, err = s.debuggingPort(ctx, live); err != nil {
-			return fmt.Errorf("browser: %w", err)
-		}
+		gen.Listener, err = s.debuggingPort(ctx, live)
+	} else {
+		err = endpoints(ctx, live)
+	}
+	if err != nil {
+		return fmt.Errorf("browser: %w", err)
 	}
 	if err := proof.WritePidfile(s.files.pidfile(role.NameChromium), gen); err != nil {
 		return err
