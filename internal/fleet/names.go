@@ -46,7 +46,7 @@ func checkName(op, name string) (string, error) {
 }
 
 // unprintable also covers what changes the direction or the line of the text
-// around a name, so that no name can dress up as another one.
+// around a name or a session id, so that none can dress up as another one.
 func unprintable(r rune) bool {
 	switch {
 	case unicode.IsControl(r), r == '\u2028', r == '\u2029':
@@ -60,10 +60,10 @@ func unprintable(r rune) bool {
 // fold returns the form in which names are compared: compatibility forms of a
 // character, as full width, are the character itself; each rune is replaced by
 // the least of those that differ from it in case only, and those that are not
-// seen are left out.
+// seen or choose between forms of the one before are left out.
 func fold(name string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.Is(unicode.Cf, r) {
+	return norm.NFKC.String(strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cf, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector) {
 			return -1
 		}
 		least := r
@@ -71,12 +71,12 @@ func fold(name string) string {
 			least = min(least, f)
 		}
 		return least
-	}, norm.NFKC.String(name))
+	}, norm.NFKC.String(name)))
 }
 
 // CheckSession returns why a session id cannot be one, with fault.InvalidSession.
 func CheckSession(op, session string) error {
-	const hint = "The session id comes from the caller's channel: 1 to 200 characters without control characters"
+	const hint = "The session id comes from the caller's channel: 1 to 200 characters, none of which controls the text around it"
 	switch {
 	case session == "":
 		return fault.New(fault.InvalidSession, op, hint, "the session id is empty")
@@ -84,7 +84,7 @@ func CheckSession(op, session string) error {
 		return fault.New(fault.InvalidSession, op, hint, "the session id has %d characters", utf8.RuneCountInString(session))
 	case !utf8.ValidString(session):
 		return fault.New(fault.InvalidSession, op, hint, "the session id is not valid UTF-8")
-	case strings.IndexFunc(session, unicode.IsControl) >= 0:
+	case strings.IndexFunc(session, unprintable) >= 0:
 		return fault.New(fault.InvalidSession, op, hint, "the session id has a control character")
 	}
 	return nil
