@@ -168,7 +168,7 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, twin := range []string{"Straße ÄÖ K", "STRAßE äö k", " straße äö \u212a ", "\ufeffStraße ÄÖ K", "Stra\u00adße Ä\u200bÖ K", "Ｓｔｒａße A\u0308Ö K"} {
+	for _, twin := range []string{"Straße ÄÖ K", "STRAßE äö k", " straße äö \u212a ", "\ufeffStraße ÄÖ K", "Stra\u00adße Ä\u200bÖ K", "Ｓｔｒａße A\u0308Ö K", "Straße Ä\ufe0fÖ K", "Straße \u3164ÄÖ K", "Straße a\u034f\u0308Ö K"} {
 		_, err := s.CreateIdentity(ctx, user, twin)
 		wantCode(t, twin, err, fault.DuplicateIdentity)
 		if v, err := s.Identity(ctx, twin); err != nil || v.ID != first.ID {
@@ -199,6 +199,7 @@ func TestSessionIDs(t *testing.T) {
 	s.saved("a")
 	for name, bad := range map[string]string{
 		"empty": "", "long": strings.Repeat("x", 201), "control": "a\x00b", "newline": "a\n", "delete": "a\x7f", "bytes": "\xff",
+		"direction": "a\u202eb", "line": "a\u2028b",
 	} {
 		_, err := s.UseIdentity(t.Context(), agent, bad, "a")
 		wantCode(t, name, err, fault.InvalidSession)
@@ -427,7 +428,7 @@ func TestSwitchFromStuck(t *testing.T) {
 	s.saved("a")
 	s.saved("b")
 	s.use("s", "a")
-	stuck := mustBrowser(t, s, "s").InstanceOf()
+	stuck, own := mustBrowser(t, s, "s").InstanceOf(), s.profileOf("s")
 	h.rt.Change(func() {
 		h.rt.FailStop = func(instance string) error {
 			if instance == stuck {
@@ -470,11 +471,120 @@ func TestSwitchFromStuck(t *testing.T) {
 	if v := s.use("s", "b"); v.State != fleet.Controllable {
 		t.Errorf("switch: %+v", v)
 	}
+	// An agent's switch recovers nothing, and neither does its switch back.
 	if v := s.use("s", "a"); v.State != fleet.Controllable {
 		t.Errorf("switch back: %+v", v)
 	}
-	if !slices.Contains(s.types(), audit.RuntimeRecovered) {
-		t.Error("the recovery is not in the audit trail")
+	if s.profileOf("s") == own || slices.Contains(s.types(), audit.RuntimeRecovered) {
+		t.Error("an agent recovered a BROKEN Profile")
+	}
+	// A person's selection does.
+	s.use("s", "b")
+	if _, err := s.UseIdentity(t.Context(), user, "third", "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.UseIdentity(t.Context(), user, "s", "a"); err != nil {
+		t.Fatal(err)
+	}
+	if s.profileOf("s") != own && s.profileOf("third") != own || !slices.Contains(s.types(), audit.RuntimeRecovered) {
+		t.Error("a person did not get the BROKEN Profile back, or the audit trail is silent about it")
+	}
+}
+
+// TestSwitchFromUnfinished protects the disk: a Profile whose browser never
+// started goes when its session switches away.
+func TestSwitchFromUnfinished(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.saved("b")
+	h.rt.FailStart = func(fleet.StartRequest) error { return errors.New("no start") }
+	_, err := s.UseIdentity(t.Context(), agent, "s", "a")
+	wantCode(t, "first use", err, fault.BrowserStartFailed)
+	h.rt.FailStart = nil
+	s.use("s", "b")
+	if left := fleet.Settled(s.store); len(left) > 0 {
+		t.Error(left)
+	}
+}
+
+// TestPersonSwitchesFromStuck protects the Profile of a browser that could not be
+// stopped: the switch of a person, once it works, returns it to allocation.
+func TestPersonSwitchesFromStuck(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	s.saved("b")
+	s.use("s", "a")
+	own := s.profileOf("s")
+	s.makeBroken("s")
+	if _, err := s.UseIdentity(t.Context(), user, "s", "b"); err != nil {
+		t.Fatal(err)
+	}
+	s.use("other", "a")
+	if s.profileOf("other") != own {
+		t.Error("the Profile did not return to allocation")
+	}
+}
+
+// TestReplacementStaysBroken protects the login in a Profile whose browser could
+// be neither started for a switch nor cleaned up: no session has it, so that the
+// person's next selection of its Identity brings it back once nothing is left of
+// it.
+func TestReplacementStaysBroken(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	s.saved("a")
+	s.saved("b")
+	s.use("s", "a")
+	s.use("s", "b")
+	own := s.profileOf("s")
+	s.use("s", "a")
+	fail := func(with func(string) error) {
+		h.rt.Change(func() {
+			h.rt.FailStop = with
+			h.rt.FailStart = nil
+			if with != nil {
+				h.rt.FailStart = func(req fleet.StartRequest) error { return with(req.Instance) }
+			}
+		})
+	}
+	bound := mustBrowser(t, s, "s").InstanceOf()
+	fail(func(instance string) error {
+		if instance == bound {
+			return nil
+		}
+		return errors.New("populated")
+	})
+	if _, err := s.UseIdentity(t.Context(), user, "s", "b"); err == nil {
+		t.Fatal("it switched")
+	}
+	use := func() string {
+		t.Helper()
+		if _, err := s.UseIdentity(t.Context(), user, "t", "b"); err != nil {
+			t.Fatal(err)
+		}
+		return s.profileOf("t")
+	}
+	fail(nil)
+	if use() == own {
+		t.Error("a Profile was allocated on which something may run")
+	}
+	s.end()
+	s = h.start()
+	defer s.end()
+	s.must(s.Reconcile(t.Context()))
+	s.use("by an agent", "b")
+	if s.profileOf("by an agent") == own {
+		t.Error("an agent got a BROKEN Profile")
+	}
+	if _, err := s.UseIdentity(t.Context(), user, "s", "b"); err != nil || s.profileOf("s") != own {
+		t.Errorf("the person did not get it back: %v", err)
+	}
+	if v := h.rt.Violations(); len(v) > 0 {
+		t.Error(v)
 	}
 }
 

@@ -181,7 +181,7 @@ func (f *Fleet) unused(tx *store.Tx, id *identity) error {
 		if r.Value.Identity != id.Key {
 			continue
 		}
-		gone := r.Value.State == Stopped || r.Value.State == Broken && len(r.Value.Evidence) == 0
+		gone := r.Value.State == Stopped || r.Value.cleaned()
 		switch {
 		case gone && !f.isQuarantined(r.Key):
 		case r.Value.login():

@@ -138,7 +138,7 @@ func (f *Fleet) reconcileSession(ctx context.Context, actor audit.Actor, session
 // Broken one never becomes READY by that.
 func (f *Fleet) reconcileStack(ctx context.Context, actor audit.Actor, instance string) (*runtime, error) {
 	r, err := f.settle(ctx, actor, instance)
-	if err != nil || r.Value.State != Broken || len(r.Value.Evidence) == 0 {
+	if err != nil || r.Value.State != Broken || r.Value.cleaned() {
 		return r, err
 	}
 	if _, serr := f.stopStack(ctx, r.Value.Evidence, "cleanup"); serr != nil {

@@ -68,6 +68,10 @@ type runtimeRecord struct {
 
 func (r *runtimeRecord) login() bool { return r.Profile == "" }
 
+// cleaned says that the runtime is BROKEN and a later cleanup has proven that
+// nothing of it is left. It stays BROKEN until a person's action ends that.
+func (r *runtimeRecord) cleaned() bool { return r.State == Broken && len(r.Evidence) == 0 }
+
 // intentKind says what was under way.
 type intentKind string
 

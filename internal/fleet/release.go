@@ -89,20 +89,33 @@ func (f *Fleet) stopReleased(ctx context.Context, actor audit.Actor, b *bound) e
 	if errors.Is(err, ErrUndecided) {
 		return err
 	}
-	if err == nil && (r.Value.State == Stopped || r.Value.State == Broken && len(r.Value.Evidence) == 0) {
-		// The record may be older than what runs: a copy of the state was
-		// restored.
-		var left Examination
-		if left, err = f.examine(ctx, instance, opRelease); err != nil || left.Vacant {
+	if err == nil && (r.Value.State == Stopped || r.Value.cleaned()) {
+		vacant, reason, err := f.vacant(ctx, instance)
+		if err != nil || vacant {
 			return err
 		}
-		err = errors.New(left.Reason)
+		return f.recoverReleased(ctx, actor, b, reason)
 	}
 	if err == nil {
 		err = f.notControllable(opRelease, r)
 	}
-	f.log.Warn("an ordinary stop is not enough, recovery is tried", "instance", instance, "session", b.binding.Key, "error", err)
-	return f.recover(ctx, actor, opRelease, instance)
+	return f.recoverReleased(ctx, actor, b, err)
+}
+
+func (f *Fleet) recoverReleased(ctx context.Context, actor audit.Actor, b *bound, reason error) error {
+	f.log.Warn("an ordinary stop is not enough, recovery is tried", "instance", b.profile.Value.Instance, "session", b.binding.Key, "error", reason)
+	return f.recover(ctx, actor, opRelease, b.profile.Value.Instance)
+}
+
+// vacant asks whether nothing of a Stack is left whose record says so, and why it
+// is not so: the record may be older than what runs, where a copy of the state
+// was restored.
+func (f *Fleet) vacant(ctx context.Context, instance string) (vacant bool, reason, err error) {
+	left, err := f.examine(ctx, instance, opRelease)
+	if err != nil || left.Vacant {
+		return left.Vacant, nil, err
+	}
+	return false, errors.New(left.Reason), nil
 }
 
 // recover is Explicit Runtime Recovery of a Stack that an ordinary cleanup did
@@ -211,10 +224,7 @@ func (f *Fleet) unbind(ctx context.Context, session string) error {
 	if err != nil {
 		return err
 	}
-	// The session is released, whatever comes of this.
-	if err := f.discard(ctx, audit.System("release"), b.profile.Key); err != nil {
-		f.log.Warn("an unfinished Profile stays until the next start of the service", "profile", b.profile.Key, "error", err)
-	}
+	f.discardLeft(ctx, "release", b.profile.Key)
 	return nil
 }
 
@@ -249,8 +259,15 @@ func (f *Fleet) resumeRelease(ctx context.Context, actor audit.Actor, it *intent
 			return err
 		}
 	}
-	if err == nil && (r.Value.State == Stopped || r.Value.State == Broken && len(r.Value.Evidence) == 0) {
-		return f.unbind(ctx, session)
+	if err == nil && (r.Value.State == Stopped || r.Value.cleaned()) {
+		vacant, reason, verr := f.vacant(ctx, r.Key)
+		if verr != nil {
+			return verr
+		}
+		if vacant {
+			return f.unbind(ctx, session)
+		}
+		err = reason
 	}
 	if err != nil {
 		f.log.Warn("cannot finish an interrupted release", "session", session, "error", err)

@@ -227,6 +227,37 @@ func TestReleaseOfAnOlderRecord(t *testing.T) {
 	}
 }
 
+// TestInterruptedReleaseOfAnOlderRecord protects a Profile from the same when the
+// copy was made in the middle of a release: what finishes it does not take the
+// record's word either.
+func TestInterruptedReleaseOfAnOlderRecord(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	s.saved("a")
+	s.use("s", "a")
+	s.must(ignore(s.StopSession(t.Context(), user, "s")))
+	s.arm(2)
+	_, _ = s.ReleaseSession(t.Context(), user, "s", false)
+	if died, point := s.died(); !died || !strings.Contains(point, "after") {
+		t.Fatalf("not killed behind the first write: %v %s", died, point)
+	}
+	s.end()
+	old, err := os.ReadFile(h.cfg.StateFile())
+	s.must(err)
+	s = h.start()
+	s.must(s.Reconcile(t.Context()))
+	s.use("s", "a")
+	s.end()
+	s.must(os.WriteFile(h.cfg.StateFile(), old, 0o600))
+
+	s = h.start()
+	defer s.end()
+	s.must(s.Reconcile(t.Context()))
+	if _, err := s.Session(t.Context(), "s"); err != nil {
+		t.Errorf("released while its browser runs: %v", err)
+	}
+}
+
 // TestReleaseUndecided protects a session from a release while systemd cannot be
 // asked: the person is told, and nothing happens behind their back later.
 func TestReleaseUndecided(t *testing.T) {

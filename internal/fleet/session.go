@@ -108,8 +108,10 @@ func checkReady(id *identity) error {
 }
 
 // allocate returns a Profile of an Identity that nobody uses, or a new one. The
-// Identity may have changed since it was looked at.
-func (f *Fleet) allocate(tx *store.Tx, key, session string) (*profile, error) {
+// Identity may have changed since it was looked at. A BROKEN Profile of which
+// nothing is left returns to allocation if a person selects its Identity: no
+// session has it that a person could release.
+func (f *Fleet) allocate(tx *store.Tx, actor audit.Actor, key, session string) (*profile, error) {
 	id, err := identities.Get(tx, key)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, noIdentity(opUse, key)
@@ -130,15 +132,19 @@ func (f *Fleet) allocate(tx *store.Tx, key, session string) (*profile, error) {
 	}
 	var free *profile
 	for _, p := range all {
+		if p.Value.Identity != id.Key || used[p.Key] || f.isQuarantined(p.Value.Instance) {
+			continue
+		}
 		renewable := p.Value.State == NeedsLogin && p.Value.LoggedOut.Before(id.Value.SnapshotAt)
-		if p.Value.Identity != id.Key || p.Value.State != Ready && !renewable || used[p.Key] || f.isQuarantined(p.Value.Instance) {
+		recoverable := p.Value.State == Broken && actor.Person()
+		if p.Value.State != Ready && !renewable && !recoverable {
 			continue
 		}
 		r, err := runtimes.Get(tx, p.Value.Instance)
 		if err != nil {
 			return nil, err
 		}
-		if r.Value.State != Stopped {
+		if !recoverable && r.Value.State != Stopped || recoverable && !r.Value.cleaned() {
 			continue
 		}
 		// The one this session had before is best, the oldest one next.
@@ -160,6 +166,11 @@ func (f *Fleet) allocate(tx *store.Tx, key, session string) (*profile, error) {
 			return nil, err
 		}
 	}
+	if free.Value.State == Broken {
+		if free, err = f.reclaim(tx, actor, free); err != nil {
+			return nil, err
+		}
+	}
 	if free.Value.State == NeedsLogin {
 		if err := free.Value.apply(onRenew, facts{vacant: true}, at); err != nil {
 			return nil, err
@@ -169,11 +180,26 @@ func (f *Fleet) allocate(tx *store.Tx, key, session string) (*profile, error) {
 	return free, profiles.Put(tx, free)
 }
 
+// reclaim returns a BROKEN Profile to allocation, of whose Stack nothing is left.
+func (f *Fleet) reclaim(tx *store.Tx, actor audit.Actor, p *profile) (*profile, error) {
+	r, err := runtimes.Get(tx, p.Value.Instance)
+	if err != nil {
+		return nil, err
+	}
+	if err := recovered(tx, actor, r); err != nil {
+		return nil, err
+	}
+	if err := runtimes.Put(tx, r); err != nil {
+		return nil, err
+	}
+	return profiles.Get(tx, p.Key)
+}
+
 // bind makes the first Binding of a session.
 func (f *Fleet) bind(actor audit.Actor, session string, id *identity) (*bound, error) {
 	var b *bound
 	err := f.update(func(tx *store.Tx) error {
-		p, err := f.allocate(tx, id.Key, session)
+		p, err := f.allocate(tx, actor, id.Key, session)
 		if err != nil {
 			return err
 		}
@@ -242,7 +268,7 @@ func (f *Fleet) switchTo(ctx context.Context, actor audit.Actor, b *bound, id *i
 	session := b.binding.Key
 	var p *profile
 	err := f.update(func(tx *store.Tx) (err error) {
-		if p, err = f.allocate(tx, id.Key, session); err != nil {
+		if p, err = f.allocate(tx, actor, id.Key, session); err != nil {
 			return err
 		}
 		return intents.Put(tx, &intent{Key: sessionKey(session), Value: intentRecord{
@@ -258,7 +284,7 @@ func (f *Fleet) switchTo(ctx context.Context, actor audit.Actor, b *bound, id *i
 	if err := f.stopReplaced(ctx, actor, b); err != nil {
 		return errors.Join(err, f.undoSwitch(ctx, actor, session, p.Key))
 	}
-	return f.swap(actor, session)
+	return f.swap(ctx, actor, session)
 }
 
 // stopReplaced stops the browser that a replacement stands by for. One that is
@@ -276,29 +302,30 @@ func (f *Fleet) stopReplaced(ctx context.Context, actor audit.Actor, b *bound) e
 	if err != nil {
 		return err
 	}
-	if r.Value.State != Stopped && (r.Value.State != Broken || len(r.Value.Evidence) > 0) {
+	if r.Value.State != Stopped && !r.Value.cleaned() {
 		return f.notControllable(opSwitch, r)
 	}
 	return nil
 }
 
 // swap binds the session to the replacement of its switch intent, whose old
-// browser is proven gone.
-func (f *Fleet) swap(actor audit.Actor, session string) error {
-	return f.update(func(tx *store.Tx) error {
+// browser is proven gone. In the same transaction a person's switch returns a
+// BROKEN Profile to allocation; an agent's leaves it BROKEN.
+func (f *Fleet) swap(ctx context.Context, actor audit.Actor, session string) error {
+	var b *bound
+	err := f.update(func(tx *store.Tx) error {
 		it, err := intents.Get(tx, sessionKey(session))
 		if err != nil {
 			return err
 		}
-		b, err := getBound(tx, session)
-		if err != nil {
+		if b, err = getBound(tx, session); err != nil {
 			return err
 		}
 		old, err := runtimes.Get(tx, b.profile.Value.Instance)
 		if err != nil {
 			return err
 		}
-		if old.Value.State == Broken {
+		if old.Value.State == Broken && actor.Person() {
 			if err := recovered(tx, actor, old); err != nil {
 				return err
 			}
@@ -327,6 +354,19 @@ func (f *Fleet) swap(actor audit.Actor, session string) error {
 			Details: map[string]string{"from": b.profile.Key, "to": it.Value.Profile},
 		})
 	})
+	if err != nil {
+		return err
+	}
+	f.discardLeft(ctx, "switch", b.profile.Key)
+	return nil
+}
+
+// discardLeft removes the Profile that a session has left, if it never was
+// controllable. What the session asked for is done, whatever comes of this.
+func (f *Fleet) discardLeft(ctx context.Context, op, profileKey string) {
+	if err := f.discard(ctx, audit.System(op), profileKey); err != nil {
+		f.log.Warn("an unfinished Profile stays until the next start of the service", "profile", profileKey, "error", err)
+	}
 }
 
 // undoSwitch stops the replacement, frees its Profile and ends the intent. The
@@ -470,8 +510,8 @@ func (f *Fleet) resumeSession(ctx context.Context, actor audit.Actor, session st
 	if err != nil {
 		return err
 	}
-	if old.Value.State == Stopped || old.Value.State == Broken && len(old.Value.Evidence) == 0 {
-		return f.swap(it.Value.Actor, session)
+	if old.Value.State == Stopped || old.Value.cleaned() {
+		return f.swap(ctx, it.Value.Actor, session)
 	}
 	return f.undoSwitch(ctx, actor, session, it.Value.Profile)
 }

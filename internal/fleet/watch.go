@@ -10,8 +10,8 @@ import (
 
 // watchAgain and watchAtLeast are the first and the longest pause before a Stack
 // is watched again that was told to have lost something and turned out to be in
-// order, or of which could not be found out what became of it. Each pause
-// doubles. Where nothing errs there is none.
+// order, of which could not be found out what became of it, or that could not be
+// watched. Each pause doubles. Where nothing errs there is none.
 const (
 	watchAgain   = time.Second
 	watchAtLeast = time.Minute
@@ -45,8 +45,7 @@ func (f *Fleet) watchOver(instance string, generation uint64, ev Evidence) {
 			return
 		}
 		if err != nil {
-			f.log.Warn("the end of a browser will be noticed at its next use only", "instance", instance, "error", err)
-			return
+			f.log.Warn("a browser cannot be watched, it is looked at now and then", "instance", instance, "error", err)
 		}
 		runs, err := f.settleEnded(f.work, instance, generation)
 		if err != nil && f.work.Err() == nil {

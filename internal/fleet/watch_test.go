@@ -304,3 +304,42 @@ func TestWatchUnlooked(t *testing.T) {
 		}
 	}
 }
+
+// TestWatchFailing protects a browser that cannot be watched for a while, as in a
+// process without free descriptors: it is looked at, and watched again.
+func TestWatchFailing(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	defer s.end()
+	s.saved("a")
+	tries, again := 0, make(chan struct{})
+	h.rt.FailWatch = func(string) error {
+		if tries++; tries == 1 {
+			return fmt.Errorf("too many open files")
+		}
+		if tries == 2 {
+			close(again)
+		}
+		return nil
+	}
+	events := s.Watch(t.Context())
+	s.use("s", "a")
+	select {
+	case <-again:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it is never watched again")
+	}
+	h.rt.KillBrowsers(s.profileOf("s"))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		select {
+		case e := <-events:
+			if e.Type == audit.SessionEnded && e.Session == "s" {
+				return
+			}
+		case <-ctx.Done():
+			t.Fatal("its end is never recorded")
+		}
+	}
+}

@@ -42,6 +42,7 @@ type Runtime struct {
 	FailStart   func(req fleet.StartRequest) error
 	FailStop    func(instance string) error
 	FailObserve func(instance string) error
+	FailWatch   func(instance string) error
 	FailTree    func(op, dir string) error
 	// Reconstruct says of an instance that FailStop speaks of whether its
 	// ownership can be reconstructed, so that Recover ends it; nil means no.
@@ -455,6 +456,11 @@ func (r *Runtime) Watch(ctx context.Context, ev fleet.Evidence) error {
 	e, err := decode(ev)
 	if err != nil {
 		return err
+	}
+	if fail := hook(r, &r.FailWatch); fail != nil {
+		if err := fail(e.Instance); err != nil {
+			return err
+		}
 	}
 	for {
 		r.mu.Lock()
