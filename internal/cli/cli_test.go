@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -450,6 +452,44 @@ func TestDoctorListsEveryCheck(t *testing.T) {
 	}
 	if f := report(t, nil)["state_dir"]; f["status"] != "skipped" {
 		t.Errorf("without a home: %v", f)
+	}
+}
+
+// Whoever only asks what is wrong finds everything as it was.
+func TestDoctorChangesNothing(t *testing.T) {
+	home := t.TempDir()
+	for _, dir := range []string{".local/state/abfleet/identities", "run"} {
+		if err := os.MkdirAll(filepath.Join(home, dir), 0o755); err != nil { // too open, which it finds
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{".config/abfleet/config.toml": "stealth = true\n", ".local/state/abfleet/fleet.db": "no store"} {
+		if err := writeFile(filepath.Join(home, name), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tree := func() (all []string) {
+		err := filepath.WalkDir(home, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err == nil {
+				all = append(all, fmt.Sprint(path, " ", info.Mode(), " ", info.Size(), " ", info.ModTime().UnixNano()))
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := tree()
+	if findings := report(t, map[string]string{"HOME": home, "XDG_RUNTIME_DIR": filepath.Join(home, "run")}); findings["state_dir"] == nil {
+		t.Errorf("it did not look: %v", findings)
+	}
+	if after := tree(); !slices.Equal(before, after) {
+		t.Errorf("before: %q\nafter: %q", before, after)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -99,6 +100,34 @@ func TestLoginSurvives(t *testing.T) {
 				err = errors.New(report.Detail)
 			}
 			return err
+		},
+		"our own stop of a holder that is stopped while it is asked": func(e evidence) error {
+			// Frozen, it is woken in vain and answers nobody.
+			freezer := filepath.Join("/sys/fs/cgroup", e.Chromium.Cgroup, "cgroup.freeze")
+			sockets := func() int {
+				table, err := os.ReadFile("/proc/net/unix")
+				if err != nil {
+					return -1
+				}
+				return strings.Count(string(table), " "+w.files(e.Instance).cdp()+"\n")
+			}
+			if err := os.WriteFile(freezer, []byte("1"), 0); err != nil {
+				return err
+			}
+			before := sockets()
+			stopped := make(chan error, 1)
+			go func() {
+				for sockets() == before && t.Context().Err() == nil {
+					runtime.Gosched()
+				}
+				err := syscall.Kill(e.Chromium.Leader.PID, syscall.SIGSTOP)
+				stopped <- errors.Join(err, os.WriteFile(freezer, []byte("0"), 0))
+			}()
+			report, err := w.Stop(t.Context(), e.encode(), "test")
+			if err == nil && !report.Clean {
+				err = errors.New(report.Detail)
+			}
+			return errors.Join(err, <-stopped)
 		},
 		"our own stop beside a stopped display": func(e evidence) error {
 			conn, err := w.OpenCDP(t.Context(), e.encode())

@@ -19,6 +19,9 @@ import (
 // close, the closing of the debugging socket, TERM and KILL.
 const holderCloseWait = 18 * time.Second
 
+// holderAnswerWait is how long the holder may take to agree to that.
+const holderAnswerWait = 5 * time.Second
+
 // Stop ends the Stack and proves it: Browser.close first, TERM and KILL only
 // by pidfd and only against fresh proof, and success only once nothing of the
 // Stack is left. reason is recorded with the browser's end.
@@ -100,28 +103,38 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) er
 		return r.stopRefused(ctx, e, reason, err)
 	}
 	defer live.Close()
-	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
-	defer cancel()
-	// Somebody may have stopped either process, and a stopped one closes
-	// nothing. To a running one this signal means nothing.
-	werr := live.SignalBrowser(wctx, syscall.SIGCONT)
-	if proof.ReasonOf(werr) == proof.NoBrowser {
-		werr = nil // a start that was broken off before it had one
-	}
-	if werr = errors.Join(proof.IgnoreEnded(live.Signal(wctx, syscall.SIGCONT)), proof.IgnoreEnded(werr)); werr != nil {
-		r.log.Warn("cannot wake browser before its stop", "error", werr)
-	}
-	if cerr := holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason); cerr != nil {
-		// The socket may be gone while the holder lives; the signal asks for
-		// the same.
-		if serr := live.Signal(wctx, syscall.SIGWINCH); serr != nil && !proof.Ended(serr) {
+	r.wakeBrowser(ctx, live)
+	actx, cancel := context.WithTimeout(ctx, holderAnswerWait)
+	cerr := holder.Close(actx, r.files(e.Instance).cdp(), e.Key, reason)
+	cancel()
+	if cerr != nil {
+		// The socket may be gone while the holder lives, or the holder was
+		// stopped after it was woken: the signal asks for the same. What is asked
+		// of systemd gets time of its own: running out of it would read as a
+		// systemd that cannot be asked.
+		r.wakeBrowser(ctx, live)
+		if serr := live.Signal(ctx, syscall.SIGWINCH); serr != nil && !proof.Ended(serr) {
 			err = errors.Join(cerr, serr)
 		}
 	}
+	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+	defer cancel()
 	if live.Wait(wctx) != nil {
 		err = errors.Join(err, r.escalate(ctx, live))
 	}
 	return err
+}
+
+// wakeBrowser continues holder and browser: somebody may have stopped either, and
+// a stopped one closes nothing. To a running one the signal means nothing.
+func (r *Runtime) wakeBrowser(ctx context.Context, live *proof.Live) {
+	err := live.SignalBrowser(ctx, syscall.SIGCONT)
+	if proof.ReasonOf(err) == proof.NoBrowser {
+		err = nil // a start that was broken off before it had one
+	}
+	if err = errors.Join(proof.IgnoreEnded(live.Signal(ctx, syscall.SIGCONT)), proof.IgnoreEnded(err)); err != nil {
+		r.log.Warn("cannot wake browser before its stop", "error", err)
+	}
 }
 
 // awaitBrowser returns when nothing of the browser is left. One whose holder
