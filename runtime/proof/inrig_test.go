@@ -176,6 +176,9 @@ func programNamed(t *testing.T, name string) string {
 	defer copies.Unlock()
 	if copies.dir == "" {
 		dir, err := os.MkdirTemp("", "programs")
+		if err == nil {
+			err = os.Chmod(dir, 0o755) // for helpers of other users, too
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -60,17 +60,52 @@ func ReadSingleton(profile string) (host string, pid int, ok bool) {
 }
 
 // liveSingleton reports whether the lock's owner may be a live browser on this
-// host. A number that now belongs to a program that is no browser was recycled.
-// A process that cannot be looked at counts as a browser.
+// host. After a power cut the lock names a number that any process may have
+// since: a program that is no browser, a browser's child, which never takes the
+// lock, or a browser with another Profile. A Profile is its user's alone, so that
+// of other users only root's browsers count. A process of ours that cannot be
+// looked at counts as a browser.
 func (v *Verifier) liveSingleton(s singleton, profile string) bool {
 	if !s.here() || !alive(s.pid) {
 		return false
 	}
-	exe, err := readExe(s.pid)
+	name, err := readExe(s.pid)
 	if errors.Is(err, errGone) {
 		return alive(s.pid)
 	}
-	return (err != nil || isProgram(exe, browserPrograms, v.Chromium)) && !locksAnother(s.pid, profile)
+	if uid, uerr := readUID(s.pid); uerr == nil && uid != os.Geteuid() {
+		if uid != 0 {
+			return false
+		}
+		name, _, _ = program(s.pid)
+		err = nil
+	}
+	if err == nil && !isProgram(name, browserPrograms, v.Chromium) {
+		return false
+	}
+	if args, err := readArgs(s.pid); err == nil && (isChild(args) || hasAnother(args, profile)) {
+		return false
+	}
+	return !locksAnother(s.pid, profile)
+}
+
+// isChild reports whether a command line is that of one of Chromium's own
+// children.
+func isChild(args []string) bool {
+	// A title set by the program is one string, with spaces for the NULs.
+	words := strings.Fields(strings.Join(args, " "))
+	return len(words) > 1 && strings.HasPrefix(words[1], "--type=")
+}
+
+// hasAnother reports whether a command line names another Profile than this.
+func hasAnother(args []string, profile string) bool {
+	dir := userDataDir(args)
+	if dir == "" || dir == filepath.Clean(profile) {
+		return false
+	}
+	got, err := os.Stat(dir)
+	want, werr := os.Stat(profile)
+	return err != nil || werr != nil || !os.SameFile(got, want)
 }
 
 // locksAnother reports whether a process holds open the lock file of another

@@ -414,6 +414,42 @@ func TestProfileHolder(t *testing.T) {
 	held("SingletonLock of another host, without a lock file", 0)
 	point("nonsense")
 	held("SingletonLock that cannot be understood", 0)
+
+	// The numbers of what lives when a host is back from a power cut.
+	browser := func(uid int, args ...string) int {
+		t.Helper()
+		cmd := exec.Command(programNamed(t, "chromium"), args...)
+		cmd.Env = append(os.Environ(), helperEnv("wait"))
+		if uid != os.Geteuid() {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+		}
+		startHelper(t, cmd)
+		return cmd.Process.Pid
+	}
+	self := os.Geteuid()
+	lives := func(pid int) string { return fmt.Sprintf("%s-%d", hostname(t), pid) }
+	point(lives(browser(self, "--type=renderer", "--lang=en-US")))
+	free("SingletonLock whose number a browser's child has now")
+	point(lives(browser(self, "--type=renderer --lang=en-US")))
+	free("SingletonLock whose number a browser's child with a title has now")
+	point(lives(browser(self, "--user-data-dir="+t.TempDir())))
+	free("SingletonLock whose number a browser with another profile has now")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(profile, link); err != nil {
+		t.Fatal(err)
+	}
+	pid := browser(self, "--user-data-dir="+link)
+	point(lives(pid))
+	held("SingletonLock of a browser that knows the profile by a link", pid)
+	pid = browser(self, "https://example.org/?--type=renderer")
+	point(lives(pid))
+	held("SingletonLock of a browser whose profile cannot be seen", pid)
+	if self == 0 {
+		const nobody = 65534
+		point(lives(browser(nobody, "--user-data-dir="+profile)))
+		free("what another user says of our profile")
+	}
+	os.Remove(singleton)
 	os.Remove(singleton)
 	if err := os.Symlink("/etc/passwd", lock); err != nil {
 		t.Fatal(err)

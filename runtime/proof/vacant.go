@@ -239,12 +239,17 @@ func program(pid int) (name string, args []string, guessed bool) {
 }
 
 // usesProfile says why a process is taken for a browser with the Profile, or "".
+// A Profile is its user's alone, so that of other users only root's count: their
+// command lines say what they like.
 func (v *Verifier) usesProfile(pid int, profile string) string {
 	if profile == "" {
 		return ""
 	}
 	name, args, _ := program(pid)
 	if !isProgram(name, browserPrograms, v.Chromium) {
+		return ""
+	}
+	if uid, err := readUID(pid); err == nil && uid != os.Geteuid() && uid != 0 {
 		return ""
 	}
 	if args == nil {
