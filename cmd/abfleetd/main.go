@@ -82,7 +82,7 @@ func exitStatus(err error) int {
 	switch fault.CodeOf(err) {
 	case fault.InvalidConfig, fault.InvalidArgument:
 		return exitConfig
-	case fault.StateInUse, fault.StateCorrupt, fault.StateTooNew, fault.UnsafePath, fault.CgroupUnsupported, fault.PortTaken:
+	case fault.StateInUse, fault.StateCorrupt, fault.StateTooNew, fault.UnsafePath, fault.ReadOnly, fault.CgroupUnsupported, fault.PortTaken:
 		return exitUnavailable
 	}
 	return exitFailed

@@ -36,6 +36,7 @@ const (
 	ProfileBusy            Code = "profile_busy"             // another process holds the Profile
 	UnsafePath             Code = "unsafe_path"              // a directory is a symlink, not ours, or open to others
 	NoSpace                Code = "no_space"                 // the file system is full
+	ReadOnly               Code = "read_only"                // the file system cannot be written
 	ProgramMissing         Code = "program_missing"          // a program of the Stack is not installed
 	UserNamespacesDenied   Code = "user_namespaces_denied"   // Chromium's sandbox cannot work here
 	CgroupUnsupported      Code = "cgroup_unsupported"       // the host has no unified cgroup v2 tree

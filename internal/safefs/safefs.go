@@ -214,6 +214,8 @@ func classify(err error, op string) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return fault.Wrap(err, fault.NoSpace, op, "free space on this file system and try again")
+	case errors.Is(err, unix.EROFS):
+		return fault.Wrap(err, fault.ReadOnly, op, "make this file system writable (the kernel's journal says why it is not) and try again")
 	case errors.Is(err, unix.ENOENT):
 		return fault.Wrap(err, fault.NotFound, op, "check the path")
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):

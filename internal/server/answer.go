@@ -37,6 +37,7 @@ var statuses = map[fault.Code]int{
 	fault.StateInUse:             http.StatusConflict,
 	fault.OwnershipRefused:       http.StatusConflict,
 	fault.NoSpace:                http.StatusInsufficientStorage,
+	fault.ReadOnly:               http.StatusInsufficientStorage,
 	fault.ServiceUnavailable:     http.StatusServiceUnavailable,
 	fault.Timeout:                http.StatusGatewayTimeout,
 	fault.Canceled:               statusClientClosed,

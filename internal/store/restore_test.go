@@ -6,7 +6,10 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"abfleet/internal/fault"
@@ -139,7 +142,24 @@ func TestRestoreRefused(t *testing.T) {
 // refused, nothing takes the file's place.
 func TestReadOnly(t *testing.T) {
 	if os.Geteuid() == 0 {
-		t.Skip("root may write anywhere; run as a normal user")
+		// Root may write anywhere.
+		const nobody = 65534
+		dir, err := os.MkdirTemp("", "read-only")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestReadOnly$")
+		cmd.Env = []string{"TMPDIR=" + dir}
+		cmd.Dir = dir
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		if err := os.Chown(dir, nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS") {
+			t.Errorf("as a normal user: %v: %s", err, out)
+		}
+		return
 	}
 	for _, readOnly := range []func(path string) error{
 		func(path string) error { return os.Chmod(path, 0o400) },
@@ -158,8 +178,9 @@ func TestReadOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { os.Chmod(filepath.Dir(path), 0o700) })
-		if _, err := Open(t.Context(), path); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("open: %v", err)
+		_, err := Open(t.Context(), path)
+		if !errors.Is(err, fs.ErrPermission) || fault.CodeOf(err) != fault.UnsafePath || fault.HintOf(err) == "" {
+			t.Errorf("open: %s %v", fault.CodeOf(err), err)
 		}
 		if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
 			t.Error("the state was changed")

@@ -425,6 +425,12 @@ func classify(op string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fault.New(fault.NoSpace, op, "Free space on the file system of the state directory and try again", "%w", err)
 	}
+	if errors.Is(err, unix.EROFS) {
+		return fault.New(fault.ReadOnly, op, "Make the file system of the state directory writable (the kernel's journal says why it is not) and try again", "%w", err)
+	}
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		return fault.New(fault.UnsafePath, op, "Give the state directory mode 0700, its files mode 0600, and both to the user that the service runs as", "%w", err)
+	}
 	return fault.New(fault.Internal, op, "Check the disk and the file system of the state directory", "%w", err)
 }
 

@@ -104,11 +104,24 @@ func fillDisk(dir string) {
 	check(err == nil, "write after a full disk: %v", err)
 	err = s.Close(ctx)
 	check(err == nil, "close: %v", err)
+
+	// What a kernel does to a file system with errors.
+	before, err := os.ReadFile(path)
+	check(err == nil, "%v", err)
+	err = unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	check(err == nil, "remount: %v", err)
+	_, err = Open(ctx, path)
+	check(fault.CodeOf(err) == fault.ReadOnly && fault.HintOf(err) != "", "open on a read-only file system: %v", err)
+	err = CheckFile(ctx, path)
+	check(err == nil, "check on a read-only file system: %v", err)
+	after, err := os.ReadFile(path)
+	check(err == nil && bytes.Equal(before, after), "the state was changed: %v", err)
 	os.Exit(0)
 }
 
 // TestFullDisk protects what is stored from a disk that gets full: writes fail
-// with a clear error, and everything before them is there.
+// with a clear error, and everything before them is there; and from one that can
+// only be read.
 func TestFullDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounts a small file system; run as root")

@@ -376,6 +376,8 @@ func classify(err error, op string) error {
 		return fault.Wrap(err, fault.NoSpace, op, hintSpace)
 	case errors.As(err, &known):
 		return err
+	case errors.Is(err, unix.EROFS):
+		return fault.Wrap(err, fault.ReadOnly, op, "make the file system of the state directory writable and try again")
 	case errors.Is(err, context.Canceled):
 		return fault.Wrap(err, fault.Canceled, op, "try again")
 	case errors.Is(err, context.DeadlineExceeded):
