@@ -420,6 +420,38 @@ func TestReconcileUnverified(t *testing.T) {
 	}
 }
 
+// TestReconcileBesideAReplacement protects the browser that a session keeps when
+// the service died in a switch and the replacement cannot be proven gone.
+func TestReconcileBesideAReplacement(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start()
+	s.saved("a")
+	s.saved("b")
+	s.use("s", "a")
+	kept := mustBrowser(t, s, "s")
+	s.armAt("after start")
+	if _, err := s.UseIdentity(t.Context(), agent, "s", "b"); err == nil {
+		t.Fatal("it switched")
+	}
+	s.end()
+	h.rt.Change(func() {
+		h.rt.FailStop = func(instance string) error {
+			if instance != kept.InstanceOf() {
+				return fmt.Errorf("populated")
+			}
+			return nil
+		}
+	})
+	s = h.start()
+	defer s.end()
+	if err := s.Reconcile(t.Context()); err == nil {
+		t.Error("nothing is said of the replacement")
+	}
+	if v, err := s.Session(t.Context(), "s"); err != nil || v.IdentityName != "a" || v.State != fleet.Controllable {
+		t.Errorf("the browser that is kept: %+v %v", v, err)
+	}
+}
+
 // TestReconcileUndecided protects browsers from a run that cannot look at them,
 // because the service manager cannot be asked or because it is told to stop
 // before it has looked: they are left alone, and the next run takes them over.

@@ -711,6 +711,75 @@ func TestLoginRecovery(t *testing.T) {
 	}
 }
 
+// TestLoginReconstruction protects the login of an Identity whose login browser an
+// ordinary cleanup cannot prove gone, however it is kept: as BROKEN, quarantined,
+// or quarantined in memory. Only a person who starts a login recovers it.
+func TestLoginReconstruction(t *testing.T) {
+	stuck := func(s *service) {
+		s.h.rt.Change(func() { s.h.rt.FailStop = func(string) error { return errors.New("populated") } })
+	}
+	for name, keep := range map[string]func(h *host, s *service) *service{
+		"BROKEN": func(h *host, s *service) *service {
+			stuck(s)
+			if _, err := s.StopLogin(t.Context(), user, "a"); err == nil {
+				t.Fatal("it stopped")
+			}
+			return s
+		},
+		"quarantined": func(h *host, s *service) *service {
+			s.end()
+			s = h.start()
+			stuck(s)
+			h.rt.Change(func() { h.rt.FailObserve = func(string) error { return errors.New("no answer") } })
+			s.must(s.Reconcile(t.Context()))
+			return s
+		},
+		"quarantined in memory": func(h *host, s *service) *service {
+			stuck(s)
+			n := 0
+			fleet.FailStore(s.Fleet, func() error {
+				if n++; n > 1 {
+					return errors.New("disk")
+				}
+				return nil
+			})
+			if _, err := s.StopLogin(t.Context(), user, "a"); err == nil {
+				t.Fatal("it stopped")
+			}
+			fleet.FailStore(s.Fleet, nil)
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newTestHost(t)
+			s := h.start()
+			_, err := s.CreateIdentity(t.Context(), user, "a")
+			s.must(err)
+			_, err = s.StartLogin(t.Context(), user, "a", "")
+			s.must(err)
+			s = keep(h, s)
+			defer s.end()
+			if id, err := s.Identity(t.Context(), "a"); err != nil || !strings.EqualFold(string(id.Login.State), strings.Fields(name)[0]) {
+				t.Fatalf("it is %s, %v", id.Login.State, err)
+			}
+			if _, err := s.StartLogin(t.Context(), user, "a", ""); err == nil {
+				t.Error("a login started beside one that is not proven gone")
+			}
+			h.rt.Change(func() { h.rt.Reconstruct = func(string) bool { return true } })
+			if _, err := s.StartLogin(t.Context(), agent, "a", ""); err == nil || len(h.rt.Remains()) != 1 {
+				t.Errorf("an agent recovered it: %v, running %v", err, h.rt.Remains())
+			}
+			h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { h.rt.FailObserve, h.rt.FailStop = nil, nil; return nil } })
+			if v, err := s.StartLogin(t.Context(), user, "a", ""); err != nil || v.Login.State != fleet.Controllable || v.Login.Problem != nil {
+				t.Errorf("start by a person: %+v %v", v, err)
+			}
+			if v := h.rt.Violations(); len(v) > 0 {
+				t.Error(v)
+			}
+		})
+	}
+}
+
 // TestDeath protects the agent from a dead browser: its next use starts it
 // again with its Profile, and the audit trail says how it ended.
 func TestDeath(t *testing.T) {

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -156,13 +157,12 @@ func (f *Fleet) StartLogin(ctx context.Context, actor audit.Actor, ref, url stri
 	}
 	return f.login(ctx, actor, op, ref, func(ctx context.Context, id *identity) error {
 		r, err := f.settle(ctx, audit.System("next use"), id.Value.Instance)
+		stuck := err == nil && (r.Value.State == Broken || r.Value.State == Quarantined)
+		if stuck || f.isQuarantined(id.Value.Instance) {
+			r, err = f.recoverLogin(ctx, actor, op, id.Value.Instance, err)
+		}
 		if err != nil {
 			return err
-		}
-		if r.Value.State == Broken {
-			if r, err = f.recoverLogin(ctx, actor, op, r); err != nil {
-				return err
-			}
 		}
 		switch r.Value.State {
 		case Controllable:
@@ -187,18 +187,29 @@ func (f *Fleet) StartLogin(ctx context.Context, actor audit.Actor, ref, url stri
 	})
 }
 
-// recoverLogin makes a BROKEN login browser usable again because a person starts
-// a login, if it is proven gone.
-func (f *Fleet) recoverLogin(ctx context.Context, actor audit.Actor, op string, r *runtime) (*runtime, error) {
-	if !actor.Person() {
-		return nil, f.notControllable(op, r)
+// recoverLogin makes a BROKEN or quarantined login browser usable again because a
+// person starts a login, if it is proven gone. stuck is why an ordinary cleanup
+// failed, nil where its record says so.
+func (f *Fleet) recoverLogin(ctx context.Context, actor audit.Actor, op, instance string, stuck error) (*runtime, error) {
+	r, err := f.loadRuntime(instance)
+	if err != nil {
+		return nil, err
 	}
-	if len(r.Value.Evidence) > 0 {
-		if err := f.recover(ctx, actor, op, r.Key); err != nil {
+	if !actor.Person() {
+		return nil, cmp.Or(stuck, f.notControllable(op, r))
+	}
+	if !r.Value.cleaned() || f.isQuarantined(instance) {
+		if err := f.recover(ctx, actor, op, instance); err != nil {
 			return nil, err
 		}
 	}
-	return f.changeRuntime(r.Key, func(tx *store.Tx, r *runtime) error { return recovered(tx, actor, r) })
+	return f.changeRuntime(instance, func(tx *store.Tx, r *runtime) error {
+		if r.Value.State != Broken {
+			r.Value.Problem = nil // what was quarantined is stopped by its recovery
+			return nil
+		}
+		return recovered(tx, actor, r)
+	})
 }
 
 // recovered records that a Broken Stack is proven gone and that a person's

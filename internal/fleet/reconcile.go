@@ -115,23 +115,38 @@ func (f *Fleet) reconcileLogin(ctx context.Context, actor audit.Actor, key strin
 }
 
 func (f *Fleet) reconcileSession(ctx context.Context, actor audit.Actor, session string) error {
-	if err := f.resumeSession(ctx, actor, session); err != nil {
-		return err
+	// A switch that is undone may leave a replacement that is not proven gone;
+	// that says nothing of the browser that the session keeps.
+	undone := f.resumeSession(ctx, actor, session)
+	if undone != nil {
+		if open, err := f.hasIntent(sessionKey(session)); open || err != nil {
+			return errors.Join(undone, err)
+		}
 	}
 	b, err := f.loadBinding(session)
 	if err != nil || b == nil {
-		return err
+		return errors.Join(undone, err)
 	}
 	r, err := f.reconcileStack(ctx, actor, b.profile.Value.Instance)
 	if err != nil {
-		return err
+		return errors.Join(undone, err)
 	}
 	// A stop that was asked for before the service died is brought to its
 	// end.
 	if b.binding.Value.Wanted == WantedStopped && r.Value.State == Controllable {
 		_, _, err = f.stop(ctx, actor, opStop, "stop was asked for", r.Key, func(*store.Tx) error { return nil })
 	}
-	return err
+	return errors.Join(undone, err)
+}
+
+// hasIntent reports whether an operation is under way by the store's word.
+func (f *Fleet) hasIntent(key string) (open bool, err error) {
+	err = f.view(func(tx *store.Tx) error {
+		it, err := optional(intents.Get(tx, key))
+		open = it != nil
+		return err
+	})
+	return open, err
 }
 
 // reconcileStack settles a Stack, and cleans one that is Broken once more. A
