@@ -3,11 +3,16 @@ package stack
 import (
 	"context"
 	"fmt"
+	"path"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"abfleet/internal/fleet"
 	"abfleet/runtime/holder"
 	"abfleet/runtime/proof"
+	"abfleet/runtime/unit"
 )
 
 // lastWord is what the holder of the recorded generation wrote about its end.
@@ -16,11 +21,12 @@ func (r *Runtime) lastWord(e evidence) (holder.Exit, bool) {
 	return exit, err == nil && exit.Generation == e.Generation
 }
 
-// exitReport tells how the recorded browser ended, if its holder left word.
+// exitReport tells how the recorded browser ended, if its holder left word or the
+// kernel took holder and all.
 func (r *Runtime) exitReport(ctx context.Context, e evidence) *fleet.ExitReport {
 	exit, ok := r.lastWord(e)
 	if !ok {
-		return nil
+		return r.outOfMemory(ctx, e)
 	}
 	report := &fleet.ExitReport{
 		Clean: exit.Clean, Trigger: trigger(exit), Signal: exit.Signal, OOMKills: exit.OOMKills, At: exit.At, Detail: describe(exit),
@@ -36,6 +42,33 @@ func (r *Runtime) exitReport(ctx context.Context, e evidence) *fleet.ExitReport 
 	}
 	return report
 }
+
+// outOfMemory is the report of a browser that the kernel killed together with its
+// holder: systemd knows it as the unit's result while it has the unit, and the
+// Stack's slice keeps count. It is nil of any other.
+func (r *Runtime) outOfMemory(ctx context.Context, e evidence) *fleet.ExitReport {
+	if e.Chromium == nil || proof.SameBoot(*e.Chromium) != nil {
+		return nil
+	}
+	if populated, err := (unit.Cgroup{Path: e.Chromium.Cgroup}).Populated(); err != nil || populated {
+		return nil // it has not ended
+	}
+	// Where neither can be read nothing is known.
+	kills, _ := (unit.Cgroup{Path: path.Dir(e.Chromium.Cgroup)}).OOMKills()
+	if info, err := r.units.Info(ctx, e.Chromium.Unit); err == nil && info.InvocationID == e.Chromium.InvocationID && info.Result == resultOOM {
+		kills = max(kills, 1)
+	}
+	if kills == 0 {
+		return nil
+	}
+	return &fleet.ExitReport{
+		Trigger: fleet.TriggerSignal, Signal: unix.SignalName(unix.SIGKILL), OOMKills: kills, At: time.Now(),
+		Detail: how(holder.Exit{Signal: unix.SignalName(unix.SIGKILL), OOMKills: kills}),
+	}
+}
+
+// resultOOM is systemd's word for what the out-of-memory killer ended.
+const resultOOM = "oom-kill"
 
 // whoStopped says why systemd stopped the unit of a browser, which the holder
 // could not see: the run of systemd that did it either goes on, and then somebody

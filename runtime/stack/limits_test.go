@@ -60,6 +60,42 @@ func TestLimits(t *testing.T) {
 			t.Errorf("after the stop the slice has %s, want %s", got, plain)
 		}
 	}
+	outOfMemory(t, w)
+}
+
+// outOfMemory checks that a browser that the kernel kills for its memory is told
+// as that, where there is the controller.
+func outOfMemory(t *testing.T, w *world) {
+	t.Run("memory.oom", func(t *testing.T) {
+		const instance = "oooooooooo"
+		dir := w.cfg.TemplateDir("identity-2")
+		if err := w.CreateProfile(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+		ev, err := w.Start(t.Context(), fleet.StartRequest{Instance: instance, Generation: 1, Profile: dir, Limits: config.Limits{MemoryMax: 4 << 30}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop(t.Context(), ev, "test")
+		e, err := decode(ev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := filepath.Join("/sys/fs/cgroup", filepath.Dir(e.Chromium.Cgroup), "memory.max")
+		if _, err := os.Stat(limit); errors.Is(err, fs.ErrNotExist) {
+			t.Skip("this host gives its users no memory controller")
+		}
+		if out, err := exec.Command("systemctl", "--user", "set-property", "--runtime", w.cfg.Slice(instance), "MemoryMax=16M").CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+		if err := w.Watch(t.Context(), ev); err != nil {
+			t.Fatal(err)
+		}
+		obs, err := w.Observe(t.Context(), ev)
+		if err != nil || obs.Exit == nil || obs.Exit.OOMKills == 0 || obs.Exit.Trigger != fleet.TriggerSignal || obs.Exit.Signal != "SIGKILL" || obs.Exit.Clean {
+			t.Errorf("it ended as %+v, %+v, %v", obs, obs.Exit, err)
+		}
+	})
 }
 
 // enforced checks that the kernel has the limits too, where it has the

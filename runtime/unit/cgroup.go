@@ -223,6 +223,34 @@ func parseEvents(data []byte) (bool, error) {
 	return false, errors.New("cgroup.events does not say whether it is populated")
 }
 
+// OOMKills returns how many processes of the cgroup and of those below it the
+// kernel's out-of-memory killer has killed. It is 0 where there is no memory
+// controller, and of a cgroup that is gone.
+func (c Cgroup) OOMKills() (int, error) {
+	dir, err := c.dir()
+	if err != nil {
+		return 0, err
+	}
+	data, err := readCapped(filepath.Join(dir, "memory.events"))
+	if err != nil {
+		if isGone(err) {
+			return 0, nil
+		}
+		return 0, err
+	}
+	return parseOOMKills(data)
+}
+
+func parseOOMKills(data []byte) (int, error) {
+	for line := range strings.Lines(string(data)) {
+		if count, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "oom_kill "); ok {
+			n, err := strconv.ParseUint(count, 10, 31)
+			return int(n), err
+		}
+	}
+	return 0, errors.New("memory.events does not say how many were killed")
+}
+
 // WaitEmpty returns when no live process is left in the cgroup and below it, or
 // when ctx ends.
 func (c Cgroup) WaitEmpty(ctx context.Context) error {

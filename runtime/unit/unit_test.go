@@ -199,3 +199,18 @@ func TestPollEndsWithItsContext(t *testing.T) {
 		t.Errorf("a Poll with an event gave %v, events %#x", err, fds[0].Revents)
 	}
 }
+
+func TestParseOOMKills(t *testing.T) {
+	for text, want := range map[string]int{
+		"low 0\nhigh 3\nmax 2\noom 2\noom_kill 7\noom_group_kill 0\n": 7,
+		"oom_kill 0\n":  0,
+		"oom 2\n":       -1,
+		"oom_kill -1\n": -1,
+		"":              -1,
+	} {
+		got, err := parseOOMKills([]byte(text))
+		if (err != nil) != (want < 0) || err == nil && got != want {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}
