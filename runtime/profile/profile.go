@@ -59,6 +59,10 @@ const (
 	preferences = "Default/Preferences"
 )
 
+// firstRun is the empty file that keeps Chromium from greeting its user. The flag
+// for that, --no-first-run, makes Debian's Chromium 150.0.7871.46 crash.
+const firstRun = "First Run"
+
 const hintSpace = "free space on the file system of the state directory, or stop and remove what is no longer needed, and try again"
 
 // Create makes an empty profile directory, and its parents if they are
@@ -75,6 +79,9 @@ func Create(dir string) error {
 	// The umask may have taken bits away.
 	if err := os.Chmod(dir, writableDir); err != nil {
 		return classify(err, op)
+	}
+	if err := safefs.WriteFile(filepath.Join(dir, firstRun), nil, 0o600); err != nil {
+		return err
 	}
 	return classify(syncDir(parent), op)
 }

@@ -51,7 +51,7 @@ func (c Chromium) Args() []string {
 		"--user-data-dir=" + c.Profile,
 		"--remote-debugging-pipe",
 		"--password-store=basic",
-		"--no-first-run", "--no-default-browser-check",
+		"--no-default-browser-check",
 		"--window-position=0,0", fmt.Sprintf("--window-size=%d,%d", c.Width, c.Height),
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
 		"--disable-breakpad", "--disable-dev-shm-usage", "--metrics-recording-only", "--no-pings",

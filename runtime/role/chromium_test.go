@@ -38,6 +38,17 @@ func TestWarningBar(t *testing.T) {
 	}
 }
 
+// What logins depend on, and what a Chromium that people have does not survive.
+func TestFlags(t *testing.T) {
+	args := Chromium{Program: "/c"}.Args()
+	if slices.Contains(args, "--no-first-run") {
+		t.Error("Debian's Chromium 150.0.7871.46 crashes with --no-first-run")
+	}
+	if !slices.Contains(args, "--password-store=basic") {
+		t.Error("cookies are encrypted with a key of the desktop, which clones and other hosts lack")
+	}
+}
+
 // The port is believed only once the file that names it is whole, and never one
 // of an earlier browser.
 func TestDebuggingPort(t *testing.T) {

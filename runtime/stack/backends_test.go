@@ -24,6 +24,7 @@ import (
 	"abfleet/internal/config"
 	"abfleet/internal/fault"
 	"abfleet/internal/fleet"
+	"abfleet/runtime/holder"
 	"abfleet/runtime/proof"
 	"abfleet/runtime/role"
 )
@@ -503,5 +504,21 @@ func TestOldEvidence(t *testing.T) {
 		if g, err := broken.viewer(); err == nil {
 			t.Errorf("a Stack %s has the viewer %v", name, g)
 		}
+	}
+}
+
+// TestCloseTimeout protects the logins of who has set a longer stop_timeout for a
+// slow disk: the clean close itself gets what was added.
+func TestCloseTimeout(t *testing.T) {
+	r := &Runtime{cfg: &config.Config{StopTimeout: 20 * time.Second}}
+	if got := r.closeTimeout(); got != holder.DefaultCloseTimeout {
+		t.Errorf("%s with the shortest stop timeout, want %s", got, holder.DefaultCloseTimeout)
+	}
+	r.cfg.StopTimeout += time.Minute
+	if got := r.closeTimeout(); got != holder.DefaultCloseTimeout+time.Minute {
+		t.Errorf("%s with a minute more", got)
+	}
+	if r.closeTimeout()+holderRest > r.cfg.StopTimeout || r.holderCloseWait() >= r.cfg.StopTimeout {
+		t.Error("systemd kills a browser that its holder is still closing")
 	}
 }

@@ -237,7 +237,7 @@ func TestUnaskedManager(t *testing.T) {
 	if _, err := cut.Stop(t.Context(), ev, "test"); !errors.Is(err, fleet.ErrUndecided) {
 		t.Errorf("a stop without systemd: %v", err)
 	}
-	if took := time.Since(begin); took > holderCloseWait/2 {
+	if took := time.Since(begin); took > w.holderCloseWait()/2 {
 		t.Errorf("it took %s", took)
 	}
 	if obs, err := w.Observe(t.Context(), ev); err != nil || obs.State != fleet.Controllable {

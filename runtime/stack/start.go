@@ -98,7 +98,7 @@ func (s *starting) admit(ctx context.Context) error {
 		s.namespaces.Store(true)
 	}
 	if pid, what, held := s.verifier.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
-		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
+		return fault.New(fault.ProfileBusy, "start session browser", "do not retry: a person has to end that process, or use another Identity; nothing was signalled",
 			"its Profile is held by %s (pid %d)", what, pid)
 	}
 	return nil
@@ -495,7 +495,7 @@ func (s *starting) placeChromium(ctx context.Context, try int) (err error) {
 func (s *starting) startChromium(ctx context.Context) error {
 	restore, _ := profile.ExitedCleanly(s.req.Profile)
 	if pid, what, held := s.verifier.ProfileHolder(s.req.Profile, s.req.Profile+".lock"); held {
-		return fault.New(fault.ProfileBusy, "start session browser", "end that process, or use another Identity; nothing was signalled",
+		return fault.New(fault.ProfileBusy, "start session browser", "do not retry: a person has to end that process, or use another Identity; nothing was signalled",
 			"its Profile was taken by %s (pid %d) meanwhile", what, pid)
 	}
 	if err := profile.Unlock(s.req.Profile); err != nil {
@@ -515,6 +515,7 @@ func (s *starting) startChromium(ctx context.Context) error {
 	spec.Args, spec.Env, spec.Dir, spec.LockFile, spec.NoFile = c.Args(), c.Env(), home(), s.req.Profile+".lock", browserNoFile
 	spec.Holder = &holder.HolderSpec{
 		Socket: s.files.cdp(), Key: s.ev.Key, PeerCgroup: s.peerCgroup, ExitFile: s.files.exit(), Mute: role.ChromiumNoise,
+		CloseTimeout: s.closeTimeout(),
 	}
 	if c.Display > 0 {
 		spec.Holder.Display, spec.Holder.Authority = role.XDisplay(c.Display), c.Authority

@@ -15,12 +15,20 @@ import (
 	"abfleet/runtime/unit"
 )
 
-// holderCloseWait is how long the holder's own escalation may take: the clean
-// close, the closing of the debugging socket, TERM and KILL.
-const holderCloseWait = 18 * time.Second
-
-// holderAnswerWait is how long the holder may take to agree to that.
+// holderAnswerWait is how long the holder may take to agree to a clean close.
 const holderAnswerWait = 5 * time.Second
+
+// holderRest is how much of the stop timeout the holder needs when the clean close
+// has not ended the browser: for the closing of the debugging socket, TERM, KILL
+// and its record of the end.
+const holderRest = 12 * time.Second
+
+// closeTimeout is how long the browser may take for the clean close itself.
+func (r *Runtime) closeTimeout() time.Duration { return r.cfg.StopTimeout - holderRest }
+
+// holderCloseWait is how long the holder's own escalation may take. systemd, which
+// stops it too when its scope is stopped, gives it a little more.
+func (r *Runtime) holderCloseWait() time.Duration { return r.cfg.StopTimeout - 2*time.Second }
 
 // Stop ends the Stack and proves it: Browser.close first, TERM and KILL only
 // by pidfd and only against fresh proof, and success only once nothing of the
@@ -56,7 +64,11 @@ func (r *Runtime) Stop(ctx context.Context, ev fleet.Evidence, reason string) (f
 	if err := r.units.StopSlice(ctx, r.cfg.Slice(e.Instance)); err != nil {
 		r.log.Warn("an empty slice stays", "unit", r.cfg.Slice(e.Instance), "error", err)
 	}
-	return report, r.clearInstance(ctx, e)
+	// What stays of its files is removed by the next start: nothing of it runs.
+	if err := r.clearInstance(ctx, e); err != nil {
+		r.log.Warn("files of a browser stay", "instance", e.Instance, "error", err)
+	}
+	return report, nil
 }
 
 // unproven is the error of a stop that cannot say that the Stack is gone. A
@@ -117,7 +129,7 @@ func (r *Runtime) stopBrowser(ctx context.Context, e evidence, reason string) er
 			err = errors.Join(cerr, serr)
 		}
 	}
-	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+	wctx, cancel := context.WithTimeout(ctx, r.holderCloseWait())
 	defer cancel()
 	if live.Wait(wctx) != nil {
 		err = errors.Join(err, r.escalate(ctx, live))
@@ -153,7 +165,7 @@ func (r *Runtime) awaitBrowser(ctx context.Context, e evidence, asked error) err
 	if err := r.verifier.Wake(ctx, g); err != nil && r.verifier.AwaitEnd(now, g) != nil {
 		r.log.Warn("cannot wake browser before its end", "error", err)
 	}
-	wait := holderCloseWait
+	wait := r.holderCloseWait()
 	if deadline, ok := ctx.Deadline(); ok {
 		// systemd needs its time too, if it comes to that.
 		wait = min(wait, max(termWait, time.Until(deadline)-r.cfg.StopTimeout-2*termWait))
@@ -197,9 +209,9 @@ func (r *Runtime) stopRefused(ctx context.Context, e evidence, reason string, re
 	if unasked(refusal) {
 		return refusal
 	}
-	wctx, cancel := context.WithTimeout(ctx, holderCloseWait)
+	actx, cancel := context.WithTimeout(ctx, holderAnswerWait)
 	defer cancel()
-	return errors.Join(refusal, holder.Close(wctx, r.files(e.Instance).cdp(), e.Key, reason))
+	return errors.Join(refusal, holder.Close(actx, r.files(e.Instance).cdp(), e.Key, reason))
 }
 
 // escalate ends a browser that the clean close did not end.
