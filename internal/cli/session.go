@@ -60,8 +60,7 @@ func (a *app) sessionCommand() *cobra.Command {
 				if exit := s.LastExit; exit != nil {
 					clean, cost := "clean", ""
 					if !exit.Clean {
-						// Chromium writes cookies every 30 s.
-						clean, cost = "unclean", "; what pages stored in its last 30 s may be lost"
+						clean, cost = "unclean", "; logins in session cookies are lost, and what pages stored in its last 30 s may be lost"
 					}
 					a.printf("last end: %s, %s: %s%s\n", when(exit.At), clean, exit.Detail, cost)
 				}

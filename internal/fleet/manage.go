@@ -187,7 +187,7 @@ func (f *Fleet) unused(tx *store.Tx, id *identity) error {
 		case r.Value.login():
 			return fault.New(fault.IdentityInUse, opDelete, "Stop it first: abfleet identity stop "+name, "its login browser is %s", f.shown(r))
 		default:
-			return fault.New(fault.IdentityInUse, opDelete, "Restart the service, which cleans up what is proven ours, and try again; if it persists, run: abfleet doctor",
+			return fault.New(fault.IdentityInUse, opDelete, "Look at what is left of it: systemctl --user status "+f.cfg.Slice(r.Key)+"; end that, restart the service, and try again",
 				"a browser of it that no session has is %s", f.shown(r))
 		}
 	}

@@ -141,7 +141,8 @@ func describeExit(e *ExitReport) string {
 		how = "cleanly"
 	}
 	if !e.Clean {
-		how += "; what pages stored in its last 30 s may be lost"
+		// Chromium writes cookies every 30 s, and session cookies for a clean end.
+		how += "; logins in session cookies are lost, and what pages stored in its last 30 s may be lost"
 	}
 	return how
 }
@@ -525,7 +526,7 @@ func (f *Fleet) startFailed(ctx context.Context, actor audit.Actor, op string, s
 		confirmed = cerr == nil
 		serr = errors.Join(serr, cerr)
 	}
-	hint := "Try again; if it persists, run: abfleet doctor"
+	hint := "Try once more; if it fails again, do not go on trying: a person has to run: abfleet doctor"
 	if !confirmed {
 		hint = "Do not retry. Its cleanup is not proven, so it is kept and not exposed; a person has to look at the journal of the service"
 	}
@@ -612,7 +613,11 @@ func (f *Fleet) stop(ctx context.Context, actor audit.Actor, op, reason, instanc
 					return err
 				}
 			}
-			return tx.Audit(event(actor, r, audit.RuntimeBroken, audit.RuntimeBroken, "%s could not be stopped: %s", what(r), public))
+			told := audit.RuntimeBroken
+			if was == Quarantined {
+				told = audit.RuntimeQuarantined
+			}
+			return tx.Audit(event(actor, r, told, told, "%s could not be stopped: %s", what(r), public))
 		}
 		if was == Broken {
 			return tx.Audit(event(actor, r, audit.RuntimeCleaned, audit.RuntimeCleaned, "%s was cleaned up", what(r)))
