@@ -44,6 +44,11 @@ faults)
 	# printed at the end.
 	ABF_FAULTS=all try ./tests/faults
 	ABF_ROUNDS=20 try -run '^TestFault' ./tests/e2e
+	# Those that need one Stack, one scope or one file only.
+	ABF_RUN='^(TestForeignThings|TestRecover|TestAmbiguityChangesNothing|TestServiceDiesBeforeRelease|TestRefusals|TestLoginSurvives)$' \
+		try -run '^TestInRig$' ./runtime/stack
+	try -run '^(TestInRig|TestRoot)' ./runtime/proof ./runtime/unit
+	try -run '^(TestDamage|TestFullDisk|TestReadOnly|TestMissing|TestCopies|TestRestoreRefused)$' ./internal/store
 	sed -n '/^fault  /,/^faults: /p' "$log"
 	tally
 	;;

@@ -284,7 +284,7 @@ func TestFaultPoints(t *testing.T) {
 					points = append(points, point{op, "moment", seed + 1, true, "any moment"})
 				}
 			}
-			const short = 34
+			const short = 36
 			for i, p := range points {
 				switch {
 				case only != "" && !strings.HasPrefix(p.String(), only):

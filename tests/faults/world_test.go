@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -573,10 +574,31 @@ func (t *tally) String() string {
 	return b.String()
 }
 
+// leastRuns is how many faults have to come about in a run of the whole, 0 for one
+// of a part.
+func leastRuns() int {
+	for _, part := range []string{"ABF_FAULT", "ABF_DEATH", "ABF_DISPLAY"} {
+		if os.Getenv(part) != "" {
+			return 0
+		}
+	}
+	if f := flag.Lookup("test.run"); f != nil && f.Value.String() != "" || testing.Short() {
+		return 0
+	}
+	if os.Getenv("ABF_FAULTS") == "all" {
+		return 300
+	}
+	return 40
+}
+
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if total.runs > 0 {
 		fmt.Print(total)
+	}
+	if least := leastRuns(); code == 0 && total.runs < least {
+		fmt.Printf("at least %d runs were wanted: faults do not come about any more\n", least)
+		code = 1
 	}
 	os.Exit(code)
 }
