@@ -769,7 +769,9 @@ func TestLoginReconstruction(t *testing.T) {
 			if _, err := s.StartLogin(t.Context(), agent, "a", ""); err == nil || len(h.rt.Remains()) != 1 {
 				t.Errorf("an agent recovered it: %v, running %v", err, h.rt.Remains())
 			}
-			h.rt.Change(func() { h.rt.FailStart = func(fleet.StartRequest) error { h.rt.FailObserve, h.rt.FailStop = nil, nil; return nil } })
+			h.rt.Change(func() {
+				h.rt.FailStart = func(fleet.StartRequest) error { h.rt.FailObserve, h.rt.FailStop = nil, nil; return nil }
+			})
 			if v, err := s.StartLogin(t.Context(), user, "a", ""); err != nil || v.Login.State != fleet.Controllable || v.Login.Problem != nil {
 				t.Errorf("start by a person: %+v %v", v, err)
 			}

@@ -219,6 +219,52 @@ func TestWatchManyAtOnce(t *testing.T) {
 	}
 }
 
+// TestRestartsLeaveRoom protects who asks for a browser while a start of the service
+// brings back all that a power cut ended: half of the places are left, which is one
+// restart per two processors.
+func TestRestartsLeaveRoom(t *testing.T) {
+	h := newTestHost(t)
+	s := h.start() // with two places
+	s.saved("a")
+	const n = 5
+	for i := range n {
+		s.use(fmt.Sprint("s", i), "a")
+	}
+	h.rt.PowerCut()
+	s.end()
+	entered, release := make(chan string, n+1), make(chan struct{})
+	h.rt.FailStart = func(req fleet.StartRequest) error {
+		entered <- req.Profile
+		<-release
+		return nil
+	}
+	s = h.start()
+	defer s.end()
+	s.must(s.Fleet.Reconcile(t.Context()))
+	restarted := make(chan error)
+	go func() { restarted <- s.RestartWanted(t.Context()) }()
+	<-entered
+	asked := make(chan error, 1)
+	go func() {
+		_, err := s.UseIdentity(t.Context(), user, "new", "a")
+		asked <- err
+	}()
+	select {
+	case profile := <-entered:
+		if !strings.HasSuffix(profile, s.profileOf("new")) {
+			t.Error("a second restart took the place that is left")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("who asks waits for the restarts")
+	}
+	close(release)
+	s.must(<-restarted)
+	s.must(<-asked)
+	if running, _ := s.Counts(); running != n+1 {
+		t.Errorf("%d of %d run", running, n+1)
+	}
+}
+
 // TestWatchUndecided protects an end that comes while systemd cannot be asked: it
 // is told when it can be, without a use.
 func TestWatchUndecided(t *testing.T) {
